@@ -1,0 +1,304 @@
+"""Configuration of a build: one frozen schema for the command line, ``build.yaml`` and Python.
+
+Precedence, lowest first: defaults here, the file given with ``-c``, flags on the command line.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from pipeline.core.errors import InputError, did_you_mean
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pipeline.records import TensorSpec
+
+__all__ = [
+    "TARGETS", "BuildConfig", "CalibratorConfig", "InputSpec", "PlacementConfig", "Preprocess", "Profile", "ShapeRange",
+    "check_profiles", "load_config", "validated",
+]
+
+TARGETS = ("rtx", "tensorrt", "onnx")
+PRESETS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "imagenet": {"resize": (256,), "crop": (224, 224), "mean": (123.675, 116.28, 103.53), "std": (58.395, 57.12, 57.375)},
+    "efficientnet-lite": {"crop": (224, 224), "mean": (127.0,), "std": (128.0,)},
+}
+
+
+class _Config(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ShapeRange(_Config):
+    """Smallest, optimal and largest shape of one input."""
+
+    min: tuple[int, ...]
+    opt: tuple[int, ...]
+    max: tuple[int, ...]
+
+    @model_validator(mode="after")
+    def _ordered(self) -> ShapeRange:
+        if not len(self.min) == len(self.opt) == len(self.max):
+            raise ValueError(f"min, opt and max need the same rank, got {self}")
+        for axis, (low, mid, high) in enumerate(zip(self.min, self.opt, self.max, strict=True)):
+            if not 1 <= low <= mid <= high:
+                raise ValueError(f"dimension {axis} needs 1 <= min <= opt <= max, got min {low}, opt {mid}, max {high} in {self}")
+        return self
+
+    def __str__(self) -> str:
+        return ",".join("x".join(map(str, shape)) for shape in (self.min, self.opt, self.max))
+
+    def contains(self, shape: tuple[int, ...]) -> bool:
+        return len(shape) == len(self.min) and all(
+            low <= dim <= high for low, dim, high in zip(self.min, shape, self.max, strict=True)
+        )
+
+
+class Profile(_Config):
+    """One TensorRT optimisation profile: a shape range per dynamic input.
+
+    Text form: ``x=1x3x224x224,8x3x224x224,64x3x224x224`` (min, opt, max); several inputs are joined by ``;``. A single
+    shape stands for all three.
+    """
+
+    inputs: dict[str, ShapeRange]
+
+    @classmethod
+    def parse(cls, text: str) -> Profile:
+        inputs: dict[str, ShapeRange] = {}
+        for part in filter(None, (piece.strip() for piece in text.split(";"))):
+            name, separator, shapes_text = part.rpartition("=")
+            fields = shapes_text.split(",")
+            if not separator or not name or len(fields) not in (1, 3):
+                raise ValueError(f"profile {part!r} is not NAME=MIN,OPT,MAX with shapes such as 1x3x224x224")
+            shapes = []
+            for field in fields:
+                if not re.fullmatch(r"\s*\d+(x\d+)*\s*", field):
+                    raise ValueError(f"profile of {name!r}: {field!r} is not a shape such as 1x3x224x224")
+                shapes.append(tuple(int(dim) for dim in field.split("x")))
+            low, mid, high = shapes * 3 if len(shapes) == 1 else shapes
+            if name in inputs:
+                raise ValueError(f"profile names the input {name!r} twice")
+            inputs[name] = ShapeRange(min=low, opt=mid, max=high)
+        if not inputs:
+            raise ValueError("a profile needs at least one input")
+        return cls(inputs=inputs)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return cls.parse(value).model_dump()
+        if isinstance(value, dict) and "inputs" not in value:
+            return cls.parse(";".join(f"{name}={text}" for name, text in value.items())).model_dump()
+        return value
+
+    def __str__(self) -> str:
+        return ";".join(f"{name}={shapes}" for name, shapes in self.inputs.items())
+
+
+class InputSpec(_Config):
+    """``NAME:SHAPE:DTYPE``, such as ``x:1x3x224x224:float32``: an example input for a PyTorch model.
+
+    A dimension may be given as ``N`` or any other word to make it dynamic without a profile.
+    """
+
+    name: str
+    shape: tuple[int | str, ...]
+    dtype: str = "float32"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        name, _, rest = value.partition(":")
+        shape, _, dtype = rest.partition(":")
+        dims = re.split(r"[x,]", shape) if shape else []
+        if not name or not dims or not all(re.fullmatch(r"\d+|[A-Za-z_]\w*", dim) for dim in dims):
+            raise ValueError(f"input {value!r} is not NAME:SHAPE:DTYPE, such as x:1x3x224x224:float32")
+        return {"name": name, "shape": tuple(int(d) if d.isdigit() else d for d in dims), "dtype": dtype or "float32"}
+
+
+class Preprocess(_Config):
+    """How an image file becomes an input tensor. The fields apply in this order.
+
+    ``mean`` and ``std`` are in units of 8-bit pixel values (0..255), one number or one per channel:
+    ``(pixel - mean) / std``. Text form: a preset name, or ``key=value`` pairs joined by ``;``, a preset first if wanted:
+    ``imagenet;crop=288x288;channels=bgr``.
+    """
+
+    resize: tuple[int, ...] = ()
+    """One number: the shorter side; two: height and width. Empty: as it is."""
+    interpolation: Literal["nearest", "bilinear", "bicubic"] = "bilinear"
+    crop: tuple[int, ...] = ()
+    """Height and width of the centre crop (one number: a square)."""
+    channels: Literal["rgb", "bgr", "gray"] = "rgb"
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (255.0,)
+    layout: Literal["nchw", "nhwc"] = "nchw"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        fields: dict[str, Any] = {}
+        for number, part in enumerate(filter(None, (piece.strip() for piece in value.split(";")))):
+            key, separator, text = part.partition("=")
+            if not separator:
+                if number or key not in PRESETS:
+                    raise ValueError(f"unknown preprocessing preset {key!r}; {did_you_mean(key, PRESETS)}")
+                fields.update(PRESETS[key])
+            else:
+                fields[key.strip()] = text.strip()
+        return fields
+
+    @field_validator("resize", "crop", "mean", "std", mode="before")
+    @classmethod
+    def _numbers(cls, value: Any, info: Any) -> Any:
+        if isinstance(value, (int, float)):
+            return (value,)
+        if isinstance(value, str):
+            kind = float if info.field_name in ("mean", "std") else int
+            try:
+                return tuple(kind(part) for part in re.split(r"[x,]", value) if part)
+            except ValueError as error:
+                raise ValueError(f"{info.field_name}={value!r} is not a list of numbers such as 256 or 224x224") from error
+        return value
+
+    @field_validator("std")
+    @classmethod
+    def _std_not_zero(cls, value: tuple[float, ...]) -> tuple[float, ...]:
+        if not value or any(v == 0 for v in value):
+            raise ValueError(f"std must not be zero, got {value}")
+        return value
+
+
+class CalibratorConfig(_Config):
+    """Which calibrator turns statistics into ranges, and its parameters (None: the calibrator's default)."""
+
+    name: str = "entropy"
+    params: dict[str, float] = Field(default_factory=dict)
+
+
+class PlacementConfig(_Config):
+    """What is quantised beyond the rules' own judgement. Patterns are node names, shell patterns or operator types."""
+
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    rules_off: tuple[str, ...] = ()
+    precision: Literal["fp32", "fp16"] = "fp32"
+    """Type of the part of the graph that stays float."""
+
+
+class BuildConfig(_Config):
+    """Everything `quantize build` needs."""
+
+    model: str
+    data: str
+    out: Path
+    name: str = ""
+    """Name in the manifest; empty: the last part of ``out``."""
+    inputs: tuple[InputSpec, ...] = ()
+    profiles: tuple[Profile, ...] = ()
+    targets: tuple[Literal["rtx", "tensorrt", "onnx"], ...] = ()
+    """Empty: what is installed and can work here."""
+    opset: int = Field(default=17, ge=13, le=23)
+    calibrator: CalibratorConfig = CalibratorConfig()
+    calibration: Path | None = None
+    """A ``calibration.npz`` to take the statistics from instead of a pass over the data."""
+    samples: int | None = Field(default=None, ge=1)
+    """Samples to calibrate on; None: 128, or three quarters of the data where there are fewer than 171."""
+    verify_samples: int | None = Field(default=None, ge=1)
+    """Held-aside samples to verify on; None: 64, or all that are left where labels are given."""
+    batch_size: int = Field(default=8, ge=1)
+    preprocess: Preprocess | None = None
+    labels: Path | None = None
+    on_nonfinite: Literal["error", "skip"] = "error"
+    placement: PlacementConfig = PlacementConfig()
+
+
+def validated(kind: type[Any], values: Mapping[str, Any], *, origin: str) -> Any:
+    """``kind(**values)``, its complaints turned into one :class:`InputError` that names ``origin`` and each field."""
+    try:
+        return kind.model_validate(dict(values))
+    except ValidationError as error:
+        lines = []
+        for item in error.errors():
+            where = ".".join(str(part) for part in item["loc"])
+            if item["type"] == "extra_forbidden":
+                lines.append(f"unknown key {where!r}; {did_you_mean(str(item['loc'][-1]), _field_names(kind, item['loc'][:-1]))}")
+            else:
+                text = item["msg"].removeprefix("Value error, ")
+                lines.append(f"{where}: {text}" if where else text)
+        raise InputError(f"{origin}: " + "; ".join(lines)) from error
+
+
+def _field_names(kind: Any, path: tuple[Any, ...]) -> list[str]:
+    for part in path:
+        field = getattr(kind, "model_fields", {}).get(part)
+        if field is None:
+            return []
+        kind = field.annotation
+    return list(getattr(kind, "model_fields", {}))
+
+
+def load_config(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file; paths in it are relative to the current folder, as on the command line."""
+    import yaml
+
+    try:
+        value = yaml.safe_load(path.read_text())
+    except FileNotFoundError as error:
+        raise InputError(f"configuration {path} does not exist", remedy="`quantize init` writes one") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError(f"configuration {path} is not valid YAML: {error}") from error
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise InputError(f"configuration {path} must be a mapping of keys to values, got {type(value).__name__}")
+    return value
+
+
+def check_profiles(profiles: tuple[Profile, ...], inputs: tuple[TensorSpec, ...]) -> None:
+    """Check profiles against the model's inputs, before anything long starts.
+
+    Raises:
+        InputError: an unknown input, another rank, a changed static dimension, or a dynamic input left out.
+    """
+    specs = {spec.name: spec for spec in inputs}
+    for number, profile in enumerate(profiles):
+        for name, shapes in profile.inputs.items():
+            if name not in specs:
+                raise InputError(f"profile {number} names the input {name!r}, which the model does not have; {did_you_mean(name, specs)}")
+            expected = specs[name].shape
+            if expected is None:
+                continue
+            if len(expected) != len(shapes.min):
+                raise InputError(f"profile {number}: input {name!r} has rank {len(expected)} {expected}, the profile {shapes} has {len(shapes.min)}")
+            for axis, dim in enumerate(expected):
+                found = (shapes.min[axis], shapes.opt[axis], shapes.max[axis])
+                if isinstance(dim, int) and set(found) != {dim}:
+                    raise InputError(
+                        f"profile {number}: dimension {axis} of input {name!r} is static ({dim}) in the model, the profile has {found}",
+                        remedy="give the model's own number, or export the model with this dimension dynamic",
+                    )
+        for name, spec in specs.items():
+            if spec.dynamic and name not in profile.inputs:
+                raise InputError(
+                    f"profile {number} leaves out the dynamic input {name!r} {spec.shape}",
+                    remedy=f'add it: --profile "{profile};{name}=MIN,OPT,MAX"',
+                )
+    if not profiles and (dynamic := [spec for spec in inputs if spec.dynamic]):
+        example = "x".join(str(dim) if isinstance(dim, int) else "N" for dim in dynamic[0].shape or ())
+        raise InputError(
+            f"input {dynamic[0].name!r} is dynamic {dynamic[0].shape} and no profile is given",
+            remedy=f'add --profile "{dynamic[0].name}=MIN,OPT,MAX" with shapes such as {example}',
+        )

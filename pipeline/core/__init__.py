@@ -1,0 +1,1 @@
+"""What every stage shares: errors, files, progress, lazy imports, onnxruntime sessions. No stage logic."""

@@ -1,0 +1,145 @@
+"""Atomic files and content hashes.
+
+A file written here appears whole or not at all: it is written beside its target, flushed to the disk (fsync),
+then renamed (POSIX ``rename`` is atomic within a file system).
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from pipeline.core.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = [
+    "atomic_file", "canonical_json", "explain_os_errors", "fsync_dir", "link_or_copy", "sha256_bytes", "sha256_file",
+    "sha256_json", "write_bytes", "write_json", "write_text",
+]
+
+_CHUNK_BYTES = 1 << 20
+_TEMP_SUFFIX = ".tmp"
+
+
+@contextmanager
+def explain_os_errors(path: Path) -> Iterator[None]:
+    """Turn a full disk, a missing right or a vanished folder into an :class:`InputError` that names ``path``."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise InputError(
+                f"no space left on the disk while writing {path}",
+                remedy="free some space or choose another --out; finished stages are kept and the next run goes on from there",
+            ) from error
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise InputError(f"cannot write {path}: {error.strerror}", remedy="choose a folder you can write to with --out") from error
+        if error.errno in (errno.ENOTDIR, errno.EEXIST, errno.EISDIR):
+            raise InputError(f"cannot write {path}: {error.strerror}", remedy="a file and a folder are in each other's place there") from error
+        raise
+
+
+def fsync_dir(folder: Path) -> None:
+    """Make a rename inside ``folder`` durable. Does nothing where a folder cannot be opened."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(handle)
+    except OSError:
+        pass
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[IO[bytes]]:
+    """A binary file that replaces ``path`` when the block ends without an error, and leaves no trace otherwise."""
+    path = Path(path)
+    with explain_os_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_TEMP_SUFFIX)
+        temp = Path(name)
+        try:
+            with os.fdopen(handle, "w+b") as stream:
+                yield stream
+                stream.flush()
+                os.fsync(stream.fileno())
+            temp.chmod(0o666 & ~_umask())
+            temp.replace(path)
+        except BaseException:
+            temp.unlink(missing_ok=True)
+            raise
+        fsync_dir(path.parent)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    with atomic_file(path) as stream:
+        stream.write(data)
+
+
+def write_text(path: Path, text: str) -> None:
+    write_bytes(path, text.encode())
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Sorted keys, two-space indent, newline at the end; NaN and infinity are refused (not JSON)."""
+    write_text(path, json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n")
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Put ``source`` at ``target`` atomically: a hard link where the file system allows, a copy otherwise."""
+    with explain_os_errors(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temp = target.with_name(f".{target.name}.{os.getpid()}{_TEMP_SUFFIX}")
+        temp.unlink(missing_ok=True)
+        try:
+            try:
+                os.link(source, temp)
+            except OSError:
+                shutil.copyfile(source, temp)
+                with temp.open("rb+") as stream:
+                    os.fsync(stream.fileno())
+            temp.replace(target)
+        except BaseException:
+            temp.unlink(missing_ok=True)
+            raise
+        fsync_dir(target.parent)
+
+
+def sha256_bytes(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def sha256_file(path: Path) -> str:
+    """SHA-256 of a file's bytes, read in pieces."""
+    digest = hashlib.sha256()
+    with Path(path).open("rb") as stream:
+        while chunk := stream.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def canonical_json(value: Any) -> str:
+    """One text for equal values: sorted keys, no white space, shortest round-trip floats, no NaN."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def sha256_json(value: Any) -> str:
+    return sha256_bytes(canonical_json(value).encode())
