@@ -1,0 +1,183 @@
+"""The artifact: what a build leaves and serving reads. Needs the standard library and pydantic only.
+
+``manifest.json`` is written last, so a folder without one was never finished; it lists the SHA-256 of every other file.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError
+
+from pipeline.core.errors import InputError
+from pipeline.core.files import sha256_file, write_json
+from pipeline.records import Record, TensorSpec
+
+__all__ = [
+    "CALIBRATION", "CALIBRATION_CACHE", "FP32_MODEL", "INT8_MODEL", "MANIFEST", "PLACEMENT", "SAMPLES", "SCALES", "SCHEMA", "WORK",
+    "Artifact", "CalibrationRecord", "DataRecord", "Difference", "FileRecord", "Manifest", "SourceRecord", "engine_folder",
+]
+
+SCHEMA = 1
+MANIFEST = "manifest.json"
+FP32_MODEL = "model.fp32.onnx"
+INT8_MODEL = "model.int8.onnx"
+SCALES = "scales.json"
+CALIBRATION = "calibration.npz"
+CALIBRATION_CACHE = "calibration.cache"
+PLACEMENT = "placement.json"
+SAMPLES = "samples.npz"
+WORK = ".work"
+"""Finished stages, kept so that the next build goes on from them. Not part of the artifact."""
+
+
+class FileRecord(Record):
+    sha256: str
+    bytes: int
+
+
+class SourceRecord(Record):
+    """Where the model came from. ``sha256``: of the ``.onnx`` file, or of the ONNX exported from Python."""
+
+    kind: str
+    spec: str
+    sha256: str
+
+
+class DataRecord(Record):
+    """The data a build read. ``sha256`` covers the content of all of it; samples are counts."""
+
+    spec: str
+    sha256: str
+    calibration_samples: int
+    verification_samples: int
+    held_aside: bool
+
+
+class CalibrationRecord(Record):
+    calibrator: str
+    params: dict[str, float]
+    batches: int
+    skipped_batches: int
+    tensors: int
+
+
+class Manifest(Record):
+    """Everything a reader must know to trust the files beside it."""
+
+    schema_version: int = SCHEMA
+    name: str
+    created: str
+    """UTC, ISO 8601."""
+    tools: dict[str, str]
+    """Package name to version."""
+    source: SourceRecord
+    data: DataRecord
+    calibration: CalibrationRecord
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    profiles: tuple[str, ...]
+    """In the text form of ``--profile``."""
+    targets: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Target name to its build record (also in ``engines/<target>/build.json``)."""
+    verification: dict[str, Any] = Field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    files: dict[str, FileRecord] = Field(default_factory=dict)
+    """Path relative to the artifact, with forward slashes."""
+
+
+class Difference(Record):
+    """A file that is not what the manifest says. ``kind``: missing, changed or unlisted."""
+
+    file: str
+    kind: str
+    expected: str | None = None
+    found: str | None = None
+
+    def __str__(self) -> str:
+        if self.kind == "changed":
+            return f"{self.file}: SHA-256 is {self.found}, the manifest has {self.expected}"
+        return f"{self.file}: {'missing' if self.kind == 'missing' else 'not in the manifest'}"
+
+
+def engine_folder(target: str) -> str:
+    return f"engines/{target}"
+
+
+class Artifact:
+    """An artifact folder with its manifest."""
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self.folder = folder
+        self.manifest = manifest
+
+    @classmethod
+    def open(cls, folder: Path) -> Artifact:
+        """Read the manifest; no other file is touched.
+
+        Raises:
+            InputError: no folder, no manifest (the build was not finished), or a manifest of another schema.
+        """
+        folder = Path(folder)
+        path = folder / MANIFEST
+        try:
+            raw = json.loads(path.read_text())
+        except (FileNotFoundError, NotADirectoryError) as error:
+            unfinished = (folder / WORK).is_dir()
+            raise InputError(
+                f"{folder} has no {MANIFEST}" + (": its build was not finished" if unfinished else " and is no artifact"),
+                remedy="run the same `quantize build` again, it goes on where it stopped" if unfinished else "give a folder written by `quantize build`",
+            ) from error
+        except (OSError, ValueError) as error:
+            raise InputError(f"{path} cannot be read: {error}", remedy="restore it, or build again with --force") from error
+        version = raw.get("schema_version") if isinstance(raw, dict) else None
+        if version != SCHEMA:
+            raise InputError(f"{path} has schema version {version!r}, this program reads {SCHEMA}", remedy="use the release that wrote it")
+        try:
+            return cls(folder, Manifest.model_validate_json(json.dumps(raw)))
+        except ValidationError as error:
+            raise InputError(f"{path} is not a valid manifest: {error}") from error
+
+    def path(self, name: str) -> Path:
+        """The file ``name`` of this artifact.
+
+        Raises:
+            InputError: the manifest does not list it or it is gone.
+        """
+        path = self.folder / name
+        if name not in self.manifest.files or not path.is_file():
+            raise InputError(f"{self.folder} has no {name}", remedy=f"`quantize verify {self.folder}` says what is wrong with it")
+        return path
+
+    def differences(self) -> list[Difference]:
+        """Hash every file and compare with the manifest; an empty list means that all is as written."""
+        found: list[Difference] = []
+        for name, record in sorted(self.manifest.files.items()):
+            path = self.folder / name
+            if not path.is_file():
+                found.append(Difference(file=name, kind="missing", expected=record.sha256))
+            elif (digest := sha256_file(path)) != record.sha256:
+                found.append(Difference(file=name, kind="changed", expected=record.sha256, found=digest))
+        for path in sorted(self.folder.rglob("*")):
+            name = path.relative_to(self.folder).as_posix()
+            if path.is_file() and name != MANIFEST and not name.startswith(f"{WORK}/") and name not in self.manifest.files:
+                found.append(Difference(file=name, kind="unlisted"))
+        return found
+
+    def updated(self, *, files: tuple[str, ...], **fields: Any) -> Artifact:
+        """Write a manifest in which ``files`` (relative names) are hashed anew and ``fields`` are replaced."""
+        records = dict(self.manifest.files)
+        records.update({name: file_record(self.folder / name) for name in files})
+        manifest = self.manifest.model_copy(update={"files": records, **fields})
+        write_manifest(self.folder, manifest)
+        return Artifact(self.folder, manifest)
+
+
+def file_record(path: Path) -> FileRecord:
+    return FileRecord(sha256=sha256_file(path), bytes=path.stat().st_size)
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    write_json(folder / MANIFEST, manifest.model_dump(mode="json"))

@@ -1,0 +1,50 @@
+"""The command line. This module only lists the commands; each is loaded when it is used, so that help stays fast."""
+
+from __future__ import annotations
+
+import importlib
+
+import click
+
+from pipeline import __version__
+
+COMMANDS = {
+    "build": ("pipeline.cli.build", "Model and data in, verified INT8 artifact with engines out."),
+    "init": ("pipeline.cli.init", "Write a commented build.yaml to start from."),
+    "inspect": ("pipeline.cli.inspect", "Show an artifact as tables."),
+    "verify": ("pipeline.cli.verify", "Re-hash an artifact and say which file differs."),
+    "doctor": ("pipeline.cli.doctor", "Which targets work on this machine, and why the others do not."),
+    "completion": ("pipeline.cli.completion", "Print the shell completion script."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose subcommands are modules with a ``command``, imported on use."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command = importlib.import_module(COMMANDS[cmd_name][0]).command
+        if not isinstance(command, click.Command):
+            raise TypeError(f"{COMMANDS[cmd_name][0]}.command is not a click command")
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            from pipeline.core.errors import did_you_mean
+
+            ctx.fail(f"no such command {args[0]!r}; {did_you_mean(args[0], COMMANDS)}")
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="quantize")
+def main() -> None:
+    """INT8 quantisation for TensorRT: exact, fast, and honest about every layer."""

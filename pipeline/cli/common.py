@@ -1,0 +1,160 @@
+"""What the commands share: progress on the terminal, error to exit code, common options."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from pipeline.core.errors import QuantizeError
+from pipeline.core.progress import Progress, SilentProgress, Task
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from rich.console import Console
+
+__all__ = ["LineProgress", "TerminalProgress", "console", "make_progress", "output_options", "print_json", "user_errors"]
+
+F = TypeVar("F", bound="Callable[..., Any]")
+_LINE_SECONDS = 5.0
+
+
+def console() -> Console:
+    """Standard output, for results."""
+    from rich.console import Console
+
+    return Console(highlight=False, soft_wrap=False)
+
+
+class TerminalProgress:
+    """Bars with rate and time left, on standard error."""
+
+    def __init__(self, *, verbose: bool) -> None:
+        from rich.console import Console
+
+        self._console = Console(stderr=True, highlight=False)
+        self._verbose = verbose
+
+    @contextmanager
+    def task(self, description: str, *, total: int | None, unit: str) -> Iterator[Task]:
+        from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import Progress as RichProgress
+
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn(unit),
+            TextColumn("{task.fields[rate]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+        )
+        with RichProgress(*columns, console=self._console, transient=False) as bars:
+            identifier: TaskID = bars.add_task(description, total=total, rate="")
+            start = time.monotonic()
+
+            class _Bar:
+                def advance(self, steps: int = 1) -> None:
+                    done = bars.tasks[0].completed + steps
+                    rate = done / max(time.monotonic() - start, 1e-6)
+                    bars.update(identifier, advance=steps, rate=f"{rate:.1f}/s")
+
+            yield _Bar()
+
+    def note(self, message: str) -> None:
+        self._console.print(f"[dim]{_escape(message)}[/dim]")
+
+    def warn(self, message: str) -> None:
+        self._console.print(f"[yellow]warning:[/yellow] {_escape(message)}")
+
+
+class LineProgress:
+    """Plain lines on standard error: at the start, every few seconds and at the end of a step."""
+
+    @contextmanager
+    def task(self, description: str, *, total: int | None, unit: str) -> Iterator[Task]:
+        start = last = time.monotonic()
+        done = 0
+        whole = "" if total is None else f"/{total}"
+
+        class _Lines:
+            def advance(self, steps: int = 1) -> None:
+                nonlocal done, last
+                done += steps
+                now = time.monotonic()
+                if now - last >= _LINE_SECONDS:
+                    last = now
+                    rate = done / (now - start)
+                    left = "" if total is None else f", {max(total - done, 0) / rate:.0f} s left"
+                    click.echo(f"{description}: {done}{whole} {unit}, {rate:.1f}/s{left}", err=True)
+
+        click.echo(f"{description} ...", err=True)
+        yield _Lines()
+        seconds = time.monotonic() - start
+        rate_text = f" ({done / seconds:.1f}/s)" if done and seconds > 0 else ""
+        click.echo(f"{description}: {done}{whole} {unit} in {seconds:.1f} s{rate_text}", err=True)
+
+    def note(self, message: str) -> None:
+        click.echo(message, err=True)
+
+    def warn(self, message: str) -> None:
+        click.echo(f"warning: {message}", err=True)
+
+
+def _escape(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)
+
+
+def make_progress(*, quiet: bool, verbose: bool = False) -> Progress:
+    if quiet:
+        return SilentProgress()
+    return TerminalProgress(verbose=verbose) if sys.stderr.isatty() and os.environ.get("TERM") != "dumb" else LineProgress()
+
+
+def output_options(function: F) -> F:
+    """``--json``, ``--quiet`` and ``-v``, passed on as ``as_json``, ``quiet`` and ``verbose``."""
+    function = click.option("-v", "--verbose", is_flag=True, help="Show the traceback of an error.")(function)
+    function = click.option("-q", "--quiet", is_flag=True, help="No progress on standard error.")(function)
+    return click.option("--json", "as_json", is_flag=True, help="Machine-readable summary on standard output.")(function)
+
+
+def print_json(value: Any) -> None:
+    import json
+
+    click.echo(json.dumps(value, indent=2, sort_keys=True))
+
+
+def user_errors(function: F) -> F:
+    """Turn a :class:`QuantizeError` into its message and exit code; a traceback only with ``--verbose``.
+
+    With ``--json`` the error is an object on standard output as well, so that a program reading it always gets JSON.
+    """
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except QuantizeError as error:
+            if kwargs.get("verbose"):
+                import traceback
+
+                traceback.print_exc()
+            if kwargs.get("as_json"):
+                print_json({"error": error.message, "remedy": error.remedy, "exit_code": error.exit_code})
+            click.echo(click.style("error: ", fg="red", bold=True) + error.message, err=True)
+            if error.remedy:
+                click.echo(f"  {error.remedy}", err=True)
+            raise SystemExit(error.exit_code) from error
+        except KeyboardInterrupt:
+            click.echo("interrupted; finished stages are kept, the next run goes on from there", err=True)
+            raise SystemExit(130) from None
+
+    return wrapper  # type: ignore[return-value]

@@ -1,0 +1,92 @@
+"""Stage 7, package: put the files of the other stages into the artifact folder and write its manifest.
+
+Every new file is first placed beside its target under a temporary name (the step that can run out of disk), then
+renamed; the old manifest goes before the first rename and the new one comes last, so that at no moment does a manifest
+describe files of another build.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline.artifact import MANIFEST, WORK, Artifact, file_record, write_manifest
+from pipeline.core.errors import InputError
+from pipeline.core.files import explain_os_errors, fsync_dir, link_or_copy
+from pipeline.core.progress import SILENT, Progress
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pipeline.artifact import Manifest
+
+__all__ = ["check_owner", "run"]
+
+_NEXT = "next"
+
+
+def check_owner(folder: Path, source_sha256: str, *, force: bool) -> None:
+    """Refuse to write over an artifact of another model, or into a folder that is no artifact and not empty.
+
+    Raises:
+        InputError: unless ``force``.
+    """
+    if force or not folder.exists():
+        return
+    if not folder.is_dir():
+        raise InputError(f"{folder} is a file", remedy="give a folder with --out")
+    if (folder / MANIFEST).is_file():
+        owner = Artifact.open(folder).manifest
+        if owner.source.sha256 != source_sha256:
+            raise InputError(
+                f"{folder} holds the artifact {owner.name!r} of another model ({owner.source.spec}, "
+                f"SHA-256 {owner.source.sha256[:12]}; this one is {source_sha256[:12]})",
+                remedy="choose another --out, or replace it with --force",
+            )
+        return
+    foreign = sorted(path.name for path in folder.iterdir() if path.name != WORK)
+    if foreign and not (folder / WORK).is_dir():
+        raise InputError(
+            f"{folder} is not empty and holds no artifact (it has {', '.join(foreign[:3])}{' ...' if len(foreign) > 3 else ''})",
+            remedy="choose an empty or new folder with --out, or write into it with --force",
+        )
+
+
+def run(files: Mapping[str, Path], manifest: Manifest, *, folder: Path, progress: Progress = SILENT) -> Artifact:
+    """Place ``files`` (name in the artifact: where it lies now) into ``folder`` and write the manifest with their hashes.
+
+    Files of an earlier build that are not in ``files`` are removed.
+    """
+    staging = folder / WORK / _NEXT
+    shutil.rmtree(staging, ignore_errors=True)
+    for name, source in files.items():
+        link_or_copy(source, staging / name)
+    records = {name: file_record(staging / name) for name in files}
+    complete = manifest.model_copy(update={"files": records})
+    previous = Artifact.open(folder).manifest.files if (folder / MANIFEST).is_file() else {}
+    write_manifest(staging, complete)
+    with explain_os_errors(folder):
+        (folder / MANIFEST).unlink(missing_ok=True)
+        for name in previous:
+            if name not in files:
+                (folder / name).unlink(missing_ok=True)
+        for name in files:
+            target = folder / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            (staging / name).replace(target)
+            fsync_dir(target.parent)
+        (staging / MANIFEST).replace(folder / MANIFEST)
+        fsync_dir(folder)
+        shutil.rmtree(staging, ignore_errors=True)
+        _remove_empty(folder)
+    progress.note(f"artifact written to {folder}")
+    return Artifact(folder, complete)
+
+
+def _remove_empty(folder: Path) -> None:
+    for path, _, _ in os.walk(folder, topdown=False):
+        inner = Path(path)
+        if inner != folder and WORK not in inner.relative_to(folder).parts and not any(inner.iterdir()):
+            inner.rmdir()

@@ -1,0 +1,157 @@
+"""Runs stages: content-hash cache, resume after a kill, one build per folder, atomic finish.
+
+A stage works in ``<work>/.<name>-<key>.partial``. When it returns, its result and the SHA-256 of each file it wrote go
+into ``stage.json`` there, and the folder is renamed to ``<work>/<name>-<key>``. The key covers the stage's inputs, its
+options and the project's own code, so a finished folder can be taken instead of running the stage again; its files are
+re-hashed first. A folder that still has its partial name was never finished.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from pydantic import ValidationError
+
+from pipeline.core.errors import InputError
+from pipeline.core.files import explain_os_errors, fsync_dir, sha256_bytes, sha256_file, sha256_json, write_json
+from pipeline.core.progress import SILENT, Progress
+from pipeline.records import StageResult
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+__all__ = ["Finished", "StageRunner", "code_digest"]
+
+R = TypeVar("R", bound=StageResult)
+
+_RECORD = "stage.json"
+_KEY_LENGTH = 16
+
+
+@lru_cache(maxsize=1)
+def code_digest() -> str:
+    """SHA-256 over the project's own source, so that results of other code are never taken from the cache."""
+    root = Path(__file__).resolve().parents[1]
+    files = sorted(path for package in ("pipeline", "calibrators", "plugins") for path in (root / package).rglob("*") if path.suffix in (".py", ".cu"))
+    return sha256_bytes("".join(f"{path.relative_to(root)}:{sha256_file(path)}\n" for path in files).encode())
+
+
+@dataclass(frozen=True)
+class Finished(Generic[R]):
+    """A finished stage. ``files`` maps the names of its files to their SHA-256."""
+
+    name: str
+    key: str
+    result: R
+    files: Mapping[str, str]
+    seconds: float
+    cached: bool
+
+
+class StageRunner:
+    """Runs the stages of one build inside ``work``, which nobody else uses meanwhile."""
+
+    def __init__(self, work: Path, progress: Progress = SILENT) -> None:
+        self.work = work
+        self.progress = progress
+        self._used: set[str] = set()
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder for this process.
+
+        Raises:
+            InputError: another process holds it, or it cannot be written.
+        """
+        lock = self.work / "lock"
+        with explain_os_errors(lock):
+            self.work.mkdir(parents=True, exist_ok=True)
+            handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                holder = os.read(handle, 32).decode(errors="replace").strip() or "unknown"
+                raise InputError(
+                    f"another build (process {holder}) is at work in {self.work.parent}",
+                    remedy="wait for it to end, or choose another --out",
+                ) from error
+            with explain_os_errors(lock):
+                os.ftruncate(handle, 0)
+                os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+            yield
+        finally:
+            os.close(handle)
+
+    def run(
+        self, name: str, result_type: type[R], inputs: Mapping[str, Any], action: Callable[[Path], R], *, resumes: bool = False
+    ) -> Finished[R]:
+        """Take the finished stage from the cache, or run ``action`` in its partial folder and finish it.
+
+        Args:
+            name: the stage, such as ``calibrate`` or ``build-rtx``.
+            inputs: everything the result depends on, as JSON values: hashes of files, options, tool versions.
+            action: gets the folder to write into and returns the result.
+            resumes: the stage keeps its own checkpoints, so a partial folder is handed to it again instead of emptied.
+        """
+        key = sha256_json({"stage": name, "code": code_digest(), "inputs": inputs})[:_KEY_LENGTH]
+        folder = self.work / f"{name}-{key}"
+        self._used.add(folder.name)
+        if (found := self._load(name, key, folder, result_type)) is not None:
+            self.progress.note(f"{name}: unchanged, taken from the last run")
+            return found
+        partial = self.work / f".{name}-{key}.partial"
+        with explain_os_errors(partial):
+            if not resumes:
+                shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True, exist_ok=True)
+            start = time.monotonic()
+            result = action(partial)
+            seconds = time.monotonic() - start
+            files = {str(path.relative_to(partial)): sha256_file(path) for path in sorted(partial.rglob("*")) if path.is_file()}
+            record = {"stage": name, "key": key, "seconds": seconds, "files": files, "result": result.model_dump(mode="json")}
+            write_json(partial / _RECORD, record)
+            shutil.rmtree(folder, ignore_errors=True)
+            partial.rename(folder)
+            fsync_dir(self.work)
+        return Finished(name, key, result.at(folder), files, seconds, cached=False)
+
+    def _load(self, name: str, key: str, folder: Path, result_type: type[R]) -> Finished[R] | None:
+        try:
+            record = json.loads((folder / _RECORD).read_text())
+            result = result_type.model_validate_json(json.dumps(record["result"]))
+            files: dict[str, str] = record["files"]
+            seconds = float(record["seconds"])
+        except (OSError, ValueError, KeyError, TypeError, ValidationError):
+            return None
+        for file, digest in files.items():
+            if not _has_digest(folder / file, digest):
+                self.progress.note(f"{name}: {file} of the last run is damaged, the stage runs again")
+                return None
+        for dependency in result.dependencies:
+            if not _has_digest(Path(dependency.path), dependency.sha256):
+                self.progress.note(f"{name}: {dependency.path} has changed, the stage runs again")
+                return None
+        return Finished(name, key, result.at(folder), files, seconds, cached=True)
+
+    def prune(self) -> None:
+        """Remove the folders of stages this build did not use (other models, other options, killed runs)."""
+        for path in self.work.iterdir():
+            if path.is_dir() and path.name not in self._used:
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _has_digest(path: Path, digest: str) -> bool:
+    try:
+        return sha256_file(path) == digest
+    except OSError:
+        return False
