@@ -22,35 +22,43 @@ if TYPE_CHECKING:
 
     from pipeline.artifact import Manifest
 
-__all__ = ["check_owner", "run"]
+__all__ = ["check_folder", "check_owner", "run"]
 
 _NEXT = "next"
 
 
+def check_folder(folder: Path, *, force: bool) -> None:
+    """Refuse, before anything is written, a folder that holds other things than an artifact or an unfinished build.
+
+    Raises:
+        InputError: unless ``force``; always where ``folder`` is a file.
+    """
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise InputError(f"{folder} is a file", remedy="give a folder with --out")
+    foreign = sorted(path.name for path in folder.iterdir())
+    if foreign and not force and MANIFEST not in foreign and WORK not in foreign:
+        raise InputError(
+            f"{folder} is not empty and holds no artifact (it has {', '.join(foreign[:3])}{' ...' if len(foreign) > 3 else ''})",
+            remedy="choose an empty or new folder with --out, or write into it with --force",
+        )
+
+
 def check_owner(folder: Path, source_sha256: str, *, force: bool) -> None:
-    """Refuse to write over an artifact of another model, or into a folder that is no artifact and not empty.
+    """Refuse to replace the artifact of another model.
 
     Raises:
         InputError: unless ``force``.
     """
-    if force or not folder.exists():
+    if force or not (folder / MANIFEST).is_file():
         return
-    if not folder.is_dir():
-        raise InputError(f"{folder} is a file", remedy="give a folder with --out")
-    if (folder / MANIFEST).is_file():
-        owner = Artifact.open(folder).manifest
-        if owner.source.sha256 != source_sha256:
-            raise InputError(
-                f"{folder} holds the artifact {owner.name!r} of another model ({owner.source.spec}, "
-                f"SHA-256 {owner.source.sha256[:12]}; this one is {source_sha256[:12]})",
-                remedy="choose another --out, or replace it with --force",
-            )
-        return
-    foreign = sorted(path.name for path in folder.iterdir() if path.name != WORK)
-    if foreign and not (folder / WORK).is_dir():
+    owner = Artifact.open(folder).manifest
+    if owner.source.sha256 != source_sha256:
         raise InputError(
-            f"{folder} is not empty and holds no artifact (it has {', '.join(foreign[:3])}{' ...' if len(foreign) > 3 else ''})",
-            remedy="choose an empty or new folder with --out, or write into it with --force",
+            f"{folder} holds the artifact {owner.name!r} of another model ({owner.source.spec}, "
+            f"SHA-256 {owner.source.sha256[:12]}; this one is {source_sha256[:12]})",
+            remedy="choose another --out, or replace it with --force",
         )
 
 
@@ -65,7 +73,7 @@ def run(files: Mapping[str, Path], manifest: Manifest, *, folder: Path, progress
         link_or_copy(source, staging / name)
     records = {name: file_record(staging / name) for name in files}
     complete = manifest.model_copy(update={"files": records})
-    previous = Artifact.open(folder).manifest.files if (folder / MANIFEST).is_file() else {}
+    previous = _previous_files(folder)
     write_manifest(staging, complete)
     with explain_os_errors(folder):
         (folder / MANIFEST).unlink(missing_ok=True)
@@ -83,6 +91,14 @@ def run(files: Mapping[str, Path], manifest: Manifest, *, folder: Path, progress
         _remove_empty(folder)
     progress.note(f"artifact written to {folder}")
     return Artifact(folder, complete)
+
+
+def _previous_files(folder: Path) -> list[str]:
+    """Files of the artifact that is being replaced; none where its manifest is missing or damaged."""
+    try:
+        return list(Artifact.open(folder).manifest.files)
+    except InputError:
+        return []
 
 
 def _remove_empty(folder: Path) -> None:

@@ -1,0 +1,107 @@
+"""`quantize build`: parse, make the configuration, call `pipeline.stages.build`, print."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pipeline.cli.common import console, make_progress, output_options, print_json, user_errors
+
+if TYPE_CHECKING:
+    from pipeline.artifact import Artifact
+
+_PARAMS = ("percentile", "ema_alpha", "ema_decay", "quantile", "cutoff")
+_PARAM_NAMES = {"ema_alpha": "alpha", "ema_decay": "decay"}
+
+
+@click.command()
+@click.argument("model", required=False)
+@click.option("-c", "--config", type=click.Path(path_type=Path), help="YAML file with any of these options; flags override it.")
+@click.option("--data", help="Folder of images, .npy, .npz, or file.py:callable yielding arrays.")
+@click.option("--out", type=click.Path(path_type=Path), help="Artifact folder.")
+@click.option("--name", help="Name in the manifest [last part of --out].")
+@click.option("--input", "inputs", multiple=True, metavar="NAME:SHAPE:DTYPE", help="Example input of a PyTorch model (repeatable).")
+@click.option("--profile", "profiles", multiple=True, metavar="NAME=MIN,OPT,MAX[;...]", help="Optimisation profile (repeatable).")
+@click.option("--target", "targets", multiple=True, type=click.Choice(["rtx", "tensorrt", "onnx"]), help="Repeatable [what works here].")
+@click.option("--opset", type=int, help="ONNX opset of the export [17].")
+@click.option("--calibrator", help="minmax, ema, percentile, ema-percentile, entropy, mse, legacy [entropy].")
+@click.option("--percentile", type=float, help="For the percentile calibrators, such as 99.9.")
+@click.option("--ema-alpha", type=float, help="For ema: weight of the past [0.9].")
+@click.option("--ema-decay", type=float, help="For ema-percentile: weight of the past [0.95].")
+@click.option("--quantile", type=float, help="For legacy.")
+@click.option("--cutoff", type=float, help="For legacy: regression cut-off.")
+@click.option("--calibration", type=click.Path(path_type=Path), help="Take the statistics from this calibration.npz, without a pass.")
+@click.option("--samples", type=int, help="Samples to calibrate on [128]; others are held aside to verify on.")
+@click.option("--verify-samples", type=int, help="Held-aside samples to verify on [64, or all that are labelled].")
+@click.option("--batch-size", type=int, help="Samples per batch [8]; has no influence on the statistics.")
+@click.option("--preprocess", help="Images: preset or key=value;... (resize, crop, mean, std, channels, layout).")
+@click.option("--labels", type=click.Path(path_type=Path), help="CSV with file,class_index or index,class_index.")
+@click.option("--on-nonfinite", type=click.Choice(["error", "skip"]), help="What a NaN or Inf in an activation does [error].")
+@click.option("--include", multiple=True, help="Quantise these nodes although a rule says no: name, pattern or operator (repeatable).")
+@click.option("--exclude", multiple=True, help="Keep these nodes float: name, pattern or operator (repeatable).")
+@click.option("--rule-off", "rules_off", multiple=True, help="Switch off a placement rule, see `quantize rules` (repeatable).")
+@click.option("--precision", type=click.Choice(["fp32", "fp16"]), help="Type of the part that stays float [fp32].")
+@click.option("--force", is_flag=True, help="Replace the artifact of another model.")
+@click.option("--fresh", is_flag=True, help="Run every stage again, take nothing from an earlier run.")
+@output_options
+@user_errors
+def command(as_json: bool, quiet: bool, verbose: bool, force: bool, fresh: bool, **flags: Any) -> None:
+    """Take MODEL (.onnx, package.module:callable or file.py:callable) and calibration data to a verified INT8 artifact."""
+    from pipeline.config import BuildConfig, load_config, validated
+    from pipeline.stages import build
+
+    values = load_config(flags["config"]) if flags["config"] else {}
+    origin = str(flags["config"]) if flags["config"] else "options"
+    config = validated(BuildConfig, _merge(values, flags, origin), origin=origin)
+    artifact = build(config, force=force, fresh=fresh, progress=make_progress(quiet=quiet, verbose=verbose))
+    if as_json:
+        print_json({"artifact": str(artifact.folder), **artifact.manifest.model_dump(mode="json")})
+    elif not quiet:
+        print_summary(artifact)
+
+
+def _merge(values: dict[str, Any], flags: dict[str, Any], origin: str) -> dict[str, Any]:
+    """The file's values with the given flags laid over them."""
+    from pipeline.core.errors import InputError
+
+    merged = dict(values)
+    given = {key: value for key, value in flags.items() if key != "config" and value not in (None, ())}
+    placement = {key: given.pop(key) for key in ("include", "exclude", "rules_off", "precision") if key in given}
+    params = {_PARAM_NAMES.get(key, key): given.pop(key) for key in _PARAMS if key in given}
+    name = given.pop("calibrator", None)
+    if name or params:
+        base = merged.get("calibrator") or {}
+        base = {"name": base} if isinstance(base, str) else dict(base)
+        if name and name != base.get("name"):
+            base = {"name": name}
+        base["params"] = {**(base.get("params") or {}), **params}
+        merged["calibrator"] = base
+    elif isinstance(merged.get("calibrator"), str):
+        merged["calibrator"] = {"name": merged["calibrator"]}
+    if placement:
+        merged["placement"] = {**(merged.get("placement") or {}), **placement}
+    merged.update(given)
+    for key, flag in (("model", "MODEL"), ("data", "--data"), ("out", "--out")):
+        if not merged.get(key):
+            if key == "data":
+                raise InputError(
+                    "no calibration data is given (--data)",
+                    remedy="give a folder of images, .npy, .npz or file.py:callable; random data is never used, its ranges would be wrong",
+                )
+            raise InputError(f"{flag} is missing ({origin})", remedy="give it on the command line or as a key of the configuration (-c)")
+    return merged
+
+
+def print_summary(artifact: Artifact) -> None:
+    """The figures, the engines and where to look."""
+    from pipeline.cli.inspect import summary_table, targets_table
+
+    out = console()
+    out.print(summary_table(artifact.manifest))
+    out.print(targets_table(artifact.manifest))
+    for warning in artifact.manifest.warnings:
+        out.print("warning: " + warning, style="yellow", markup=False)
+    out.print(f"artifact: {artifact.folder}", markup=False)
+    out.print(f"heatmap:  {artifact.folder / 'reports' / 'errors.png'}", markup=False)

@@ -1,0 +1,67 @@
+"""`quantize init`: a commented configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from pipeline.cli.common import user_errors
+
+TEMPLATE = """\
+# Configuration of `quantize build -c build.yaml`. A flag on the command line overrides a line here.
+
+# An .onnx file, package.module:callable or file.py:callable (returns a torch.nn.Module, or module and example inputs).
+model: model.onnx
+
+# A folder of images, a .npy or .npz file (one key per model input, samples along the first axis), or
+# file.py:callable yielding arrays or dicts of arrays.
+data: calibration/
+
+# Where the artifact goes.
+out: artifacts/model
+
+# Images only: a preset (none, imagenet, efficientnet-lite), or keys. mean and std are in units of pixel values 0..255.
+# preprocess: imagenet
+# preprocess: {resize: 256, crop: 224x224, mean: [123.675, 116.28, 103.53], std: [58.395, 57.12, 57.375], layout: nchw}
+
+# Smallest, optimal and largest shape of each dynamic input; one entry per TensorRT optimisation profile.
+# profiles:
+#   - x=1x3x224x224,8x3x224x224,64x3x224x224
+
+# rtx, tensorrt, onnx; left out: what is installed and works here (`quantize doctor`).
+# targets: [rtx]
+
+# minmax, ema, percentile, ema-percentile, entropy, mse, legacy.
+calibrator:
+  name: entropy
+  # params: {percentile: 99.9}
+
+# Samples to calibrate on; the others are held aside to verify on.
+samples: 128
+# verify_samples: 64
+batch_size: 8
+
+# For top-1: columns file,class_index (image folder) or index,class_index (arrays).
+# labels: labels.csv
+
+# Nodes by name, shell pattern or operator type.
+# placement:
+#   exclude: ["/head/*"]
+#   precision: fp16
+"""
+
+
+@click.command()
+@click.argument("path", type=click.Path(path_type=Path, dir_okay=False), default=Path("build.yaml"))
+@click.option("--force", is_flag=True, help="Replace an existing file.")
+@user_errors
+def command(path: Path, force: bool) -> None:
+    """Write a commented configuration to PATH (build.yaml)."""
+    from pipeline.core.errors import InputError
+    from pipeline.core.files import write_text
+
+    if path.exists() and not force:
+        raise InputError(f"{path} exists", remedy="choose another name, or replace it with --force")
+    write_text(path, TEMPLATE)
+    click.echo(f"{path} written; edit it, then run: quantize build -c {path}")

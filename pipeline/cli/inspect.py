@@ -1,0 +1,125 @@
+"""`quantize inspect`: an artifact as tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from pipeline.cli.common import console, output_options, print_json, user_errors
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from pipeline.artifact import Artifact, Manifest
+
+
+@click.command()
+@click.argument("artifact", type=click.Path(path_type=Path))
+@click.option("--scales", is_flag=True, help="Also list the scale of every tensor.")
+@output_options
+@user_errors
+def command(artifact: Path, scales: bool, as_json: bool, quiet: bool, verbose: bool) -> None:
+    """Show what ARTIFACT holds: source, data, calibrator, targets, verification figures and files."""
+    from pipeline.artifact import Artifact
+
+    opened = Artifact.open(artifact)
+    if as_json:
+        print_json(opened.manifest.model_dump(mode="json"))
+        return
+    out = console()
+    out.print(summary_table(opened.manifest))
+    if opened.manifest.targets:
+        out.print(targets_table(opened.manifest))
+    out.print(files_table(opened.manifest))
+    if scales:
+        out.print(scales_table(opened))
+    for warning in opened.manifest.warnings:
+        out.print(f"[yellow]warning:[/yellow] {warning}", markup=True)
+
+
+def _rows(title: str, rows: list[tuple[str, str]]) -> Table:
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", show_header=False)
+    for key, value in rows:
+        table.add_row(key, value)
+    return table
+
+
+def summary_table(manifest: Manifest) -> Table:
+    """Source, data, calibrator, profiles and verification figures, a row each."""
+    data, calibration = manifest.data, manifest.calibration
+    params = ", ".join(f"{key} {value:g}" for key, value in calibration.params.items())
+    aside = "" if data.held_aside else " (not held aside)"
+    rows = [
+        ("model", f"{manifest.source.spec} ({manifest.source.kind}), SHA-256 {manifest.source.sha256[:12]}"),
+        ("data", f"{data.spec}, {data.calibration_samples} to calibrate, {data.verification_samples} to verify{aside}"),
+        ("calibrator", calibration.calibrator + (f" ({params})" if params else "") + f", {calibration.tensors} tensors"),
+        *((f"profile {number}", text) for number, text in enumerate(manifest.profiles)),
+        *(verification_rows(manifest)),
+        ("made", manifest.created),
+        ("with", ", ".join(f"{name} {version}" for name, version in sorted(manifest.tools.items()))),
+    ]
+    return _rows(manifest.name, rows)
+
+
+def verification_rows(manifest: Manifest) -> list[tuple[str, str]]:
+    """The figures people look for first; every one of them is in the manifest under ``verification``."""
+    figures = manifest.verification
+    rows: list[tuple[str, str]] = []
+    if figures.get("top1_fp32") is not None:
+        fp32, int8 = 100 * figures["top1_fp32"], 100 * figures["top1_int8"]
+        rows.append(("top-1", f"FP32 {fp32:.2f} %, INT8 {int8:.2f} % ({int8 - fp32:+.2f} points) on {figures.get('labelled_samples', figures['samples'])} samples"))
+    for output in figures.get("outputs", []):
+        agreement = output.get("argmax_agreement")
+        text = f"relative L2 {output['relative_l2_mean']:.4f} (worst {output['relative_l2_max']:.4f}), cosine {output['cosine_mean']:.5f}"
+        rows.append((f"output {output['name']}", text + (f", arg-max agreement {100 * agreement:.2f} %" if agreement is not None else "")))
+    return rows
+
+
+def targets_table(manifest: Manifest) -> Table:
+    from rich.table import Table
+
+    table = Table(title="targets", title_justify="left")
+    for column in ("target", "version", "plan", "build", "peak memory", "where"):
+        table.add_column(column)
+    for name, record in sorted(manifest.targets.items()):
+        size, seconds, peak = record.get("plan_bytes"), record.get("build_seconds"), record.get("peak_memory_bytes")
+        table.add_row(
+            name,
+            str(record.get("version", "")),
+            f"{size / 1e6:.1f} MB" if size else "-",
+            f"{seconds:.1f} s" if seconds is not None else "-",
+            f"{peak / 1e6:.0f} MB" if peak else "-",
+            str(record.get("device") or ""),
+        )
+    return table
+
+
+def files_table(manifest: Manifest) -> Table:
+    from rich.table import Table
+
+    table = Table(title="files", title_justify="left")
+    table.add_column("file")
+    table.add_column("size", justify="right")
+    table.add_column("SHA-256")
+    for name, record in sorted(manifest.files.items()):
+        table.add_row(name, f"{record.bytes / 1e3:,.1f} kB", record.sha256[:12])
+    return table
+
+
+def scales_table(artifact: Artifact) -> Table:
+    import json
+
+    from rich.table import Table
+
+    from pipeline.artifact import SCALES
+
+    table = Table(title="activation scales", title_justify="left")
+    for column in ("tensor", "amax", "scale", "min", "max", "calibrator"):
+        table.add_column(column, justify="left" if column in ("tensor", "calibrator") else "right")
+    for name, entry in json.loads(artifact.path(SCALES).read_text())["tensors"].items():
+        table.add_row(name, *(f"{entry[key]:.6g}" for key in ("amax", "scale", "min", "max")), str(entry["calibrator"]))
+    return table

@@ -1,0 +1,358 @@
+"""A build from the first stage to the last, each run through :class:`pipeline.runner.StageRunner`.
+
+Nothing of a stage's work is here: only the order, what each one's result depends on (its cache key) and how one stage's
+result becomes the next one's input.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import datetime, timezone
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline import artifact as layout
+from pipeline import package
+from pipeline.artifact import WORK, Artifact, CalibrationRecord, DataRecord, Manifest, SourceRecord, engine_folder
+from pipeline.config import check_profiles
+from pipeline.core.errors import InputError
+from pipeline.core.files import sha256_file
+from pipeline.core.progress import SILENT, Progress
+from pipeline.runner import Finished, StageRunner
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import numpy as np
+
+    from calibrators import Calibrator
+    from pipeline.build import BuildResult
+    from pipeline.calibrate import CalibrationResult
+    from pipeline.config import BuildConfig
+    from pipeline.data import Batch, DataSource, Split
+    from pipeline.export import ExportResult
+    from pipeline.placement import PlacementPlan
+    from pipeline.prepare import PrepareResult
+    from pipeline.quantize import QuantizeResult
+    from pipeline.verify import VerifyResult
+
+__all__ = ["build"]
+
+_PREPARE_SAMPLES = 2
+_TOOLS = ("numpy", "onnx", "onnx-ir", "onnxscript", "onnxruntime", "torch", "tensorrt", "tensorrt-rtx", "pydantic", "numba")
+
+
+def build(config: BuildConfig, *, force: bool = False, fresh: bool = False, progress: Progress = SILENT) -> Artifact:
+    """Run every stage that has no finished result of equal inputs, and package the artifact into ``config.out``.
+
+    Args:
+        force: replace the artifact of another model.
+        fresh: take nothing from an earlier run.
+
+    Raises:
+        InputError, CheckFailed, ToolError: as the stages say; what was finished before stays finished.
+    """
+    return _Build(config, force=force, fresh=fresh, progress=progress).run()
+
+
+class _Build:
+    """One build: the configuration and what the stages have produced so far."""
+
+    def __init__(self, config: BuildConfig, *, force: bool, fresh: bool, progress: Progress) -> None:
+        self.config = config
+        self.force = force
+        self.progress = progress
+        self.fresh = fresh
+        self.out = config.out.absolute()
+        self.runner = StageRunner(self.out / WORK, progress)
+
+    def run(self) -> Artifact:
+        import calibrators
+
+        calibrator = calibrators.get(self.config.calibrator.name, self.config.calibrator.params)
+        targets = self.targets()
+        self.check_paths()
+        package.check_folder(self.out, force=self.force)
+        with self.runner.locked():
+            if self.fresh:
+                self.runner.prune()
+            exported = self.export()
+            package.check_owner(self.out, exported.result.source_sha256, force=self.force)
+            check_profiles(self.config.profiles, exported.result.inputs)
+            source, split = self.data(exported.result)
+            prepared = self.prepare(exported, source, split)
+            plan = self.plan(prepared)
+            calibrated = self.calibrate(prepared, plan, source, split)
+            quantized = self.quantize(prepared, plan, calibrated, calibrator)
+            built = {target: self.compile(quantized, target) for target in targets}
+            verified = self.verify(prepared, quantized, plan, source, split)
+            manifest = self.manifest(exported, calibrated, quantized, built, verified, source, split, calibrator)
+            done = package.run(
+                self.files(prepared, calibrated, quantized, built, verified), manifest, folder=self.out, progress=self.progress
+            )
+            self.runner.prune()
+        return done
+
+    def targets(self) -> tuple[str, ...]:
+        from pipeline.engine.probe import default_targets, probe
+
+        for target in self.config.targets:
+            status = probe(target)
+            if not status.works:
+                raise InputError(f"target {target} does not work here: {status.reason}", remedy="`quantize doctor` says which targets do")
+        return self.config.targets or default_targets()
+
+    def check_paths(self) -> None:
+        """What can be found wrong at once, before a model is loaded."""
+        if self.config.labels is not None and not self.config.labels.is_file():
+            raise InputError(f"labels {self.config.labels} do not exist")
+        if self.config.calibration is not None and not self.config.calibration.is_file():
+            raise InputError(f"calibration {self.config.calibration} does not exist", remedy="`quantize calibrate` writes one")
+
+    def export(self) -> Finished[ExportResult]:
+        from pipeline import export
+
+        config = self.config
+        path = Path(config.model)
+        inputs = {
+            "model": config.model,
+            "file": sha256_file(path) if path.is_file() else None,
+            "directory": os.getcwd(),
+            "inputs": [spec.model_dump(mode="json") for spec in config.inputs],
+            "profiles": [str(profile) for profile in config.profiles],
+            "opset": config.opset,
+            "tools": _versions(("torch", "onnx", "onnxscript")),
+        }
+        return self.runner.run(
+            "export",
+            export.ExportResult,
+            inputs,
+            lambda folder: export.run(
+                config.model, inputs=config.inputs, profiles=config.profiles, opset=config.opset, folder=folder, progress=self.progress
+            ),
+        )
+
+    def data(self, exported: ExportResult) -> tuple[DataSource, Split]:
+        from pipeline.data import open_source, split
+
+        config = self.config
+        source = open_source(config.data, exported.inputs, config.preprocess)
+        return source, split(source.length, config.samples, config.verify_samples, labelled=config.labels is not None)
+
+    def batches(self, source: DataSource, wanted: Sequence[int] | frozenset[int], inputs: Any, *, limit: int | None = None) -> Iterator[Batch]:
+        from pipeline.data import batched
+
+        chosen = frozenset(wanted)
+        stream = source.read(chosen.__contains__)
+        return batched(islice(stream, limit) if limit else stream, self.config.batch_size, inputs)
+
+    def prepare(self, exported: Finished[ExportResult], source: DataSource, split: Split) -> Finished[PrepareResult]:
+        from pipeline import prepare
+
+        def action(folder: Path) -> PrepareResult:
+            feeds: list[dict[str, np.ndarray]] = [
+                batch.feeds for batch in self.batches(source, split.calibration, exported.result.inputs, limit=_PREPARE_SAMPLES)
+            ]
+            return prepare.run(exported.result.model_path, folder=folder, sample_feeds=feeds, progress=self.progress)
+
+        inputs = {"model": exported.files, "data": source.key(), "tools": _versions(("onnx", "onnx-ir", "onnxscript", "onnxruntime"))}
+        return self.runner.run("prepare", prepare.PrepareResult, inputs, action)
+
+    def plan(self, prepared: Finished[PrepareResult]) -> PlacementPlan:
+        from pipeline.placement import make_plan
+
+        return make_plan(prepared.result.model_path, self.config.placement)
+
+    def calibrate(self, prepared: Finished[PrepareResult], plan: PlacementPlan, source: DataSource, split: Split) -> Finished[CalibrationResult]:
+        from pipeline import calibrate
+
+        config = self.config
+        tensors = plan.tensors
+        if config.calibration is not None:
+            taken = config.calibration
+            return self.runner.run(
+                "calibrate",
+                calibrate.CalibrationResult,
+                {"taken": sha256_file(taken), "tensors": list(tensors)},
+                lambda folder: calibrate.take(taken, tensors, folder=folder, progress=self.progress),
+            )
+        inputs = {
+            "model": prepared.files,
+            "tensors": list(tensors),
+            "data": source.key(),
+            "samples": sorted(split.calibration),
+            "batch_size": config.batch_size,
+            "on_nonfinite": config.on_nonfinite,
+            "tools": _versions(("numpy", "numba", "onnxruntime")),
+        }
+
+        def action(folder: Path) -> CalibrationResult:
+            return calibrate.run(
+                prepared.result.model_path,
+                tensors,
+                self.batches(source, split.calibration, prepared.result.inputs),
+                folder=folder,
+                on_nonfinite=config.on_nonfinite,
+                progress=self.progress,
+                total=len(split.calibration),
+                data_key=source.key(),
+            )
+
+        return self.runner.run("calibrate", calibrate.CalibrationResult, inputs, action, resumes=True)
+
+    def quantize(
+        self, prepared: Finished[PrepareResult], plan: PlacementPlan, calibrated: Finished[CalibrationResult], calibrator: Calibrator
+    ) -> Finished[QuantizeResult]:
+        from calibrators.statistics import load_statistics
+        from pipeline import quantize
+
+        def action(folder: Path) -> QuantizeResult:
+            statistics, _ = load_statistics(calibrated.result.statistics_path)
+            return quantize.run(
+                prepared.result.model_path, plan, statistics, calibrator, folder=folder, config=self.config.placement, progress=self.progress
+            )
+
+        inputs = {
+            "model": prepared.files,
+            "statistics": calibrated.files,
+            "plan": plan.model_dump(mode="json"),
+            "placement": self.config.placement.model_dump(mode="json"),
+            "calibrator": {"name": calibrator.name, "params": dict(calibrator.params)},
+            "tools": _versions(("numpy", "numba", "onnx", "onnx-ir")),
+        }
+        return self.runner.run("quantize", quantize.QuantizeResult, inputs, action)
+
+    def compile(self, quantized: Finished[QuantizeResult], target: str) -> Finished[BuildResult]:
+        from pipeline import build as stage
+        from pipeline.engine.probe import probe
+
+        inputs = {
+            "model": quantized.files[layout.INT8_MODEL],
+            "target": target,
+            "version": probe(target).version,
+            "profiles": [str(profile) for profile in self.config.profiles],
+        }
+        return self.runner.run(
+            f"build-{target}",
+            stage.BuildResult,
+            inputs,
+            lambda folder: stage.run(
+                quantized.result.folder / layout.INT8_MODEL,
+                target=target,
+                profiles=self.config.profiles,
+                folder=folder,
+                progress=self.progress,
+            ),
+        )
+
+    def verify(
+        self, prepared: Finished[PrepareResult], quantized: Finished[QuantizeResult], plan: PlacementPlan, source: DataSource, split: Split
+    ) -> Finished[VerifyResult]:
+        from pipeline import verify
+        from pipeline.data import load_labels
+
+        labels = load_labels(self.config.labels, source) if self.config.labels else None
+
+        def action(folder: Path) -> VerifyResult:
+            return verify.run(
+                prepared.result.model_path,
+                quantized.result.folder / layout.INT8_MODEL,
+                plan,
+                self.batches(source, split.verification, prepared.result.inputs),
+                folder=folder,
+                labels=labels,
+                held_aside=split.held_aside,
+                progress=self.progress,
+                total=len(split.verification),
+            )
+
+        inputs = {
+            "fp32": prepared.files,
+            "int8": quantized.files[layout.INT8_MODEL],
+            "plan": plan.model_dump(mode="json"),
+            "data": source.key(),
+            "samples": sorted(split.verification),
+            "batch_size": self.config.batch_size,
+            "labels": sha256_file(self.config.labels) if self.config.labels else None,
+            "tools": _versions(("numpy", "onnxruntime", "seaborn", "matplotlib")),
+        }
+        return self.runner.run("verify", verify.VerifyResult, inputs, action)
+
+    def files(
+        self,
+        prepared: Finished[PrepareResult],
+        calibrated: Finished[CalibrationResult],
+        quantized: Finished[QuantizeResult],
+        built: dict[str, Finished[BuildResult]],
+        verified: Finished[VerifyResult],
+    ) -> dict[str, Path]:
+        """Name in the artifact -> where the stage left it."""
+        files = {layout.FP32_MODEL: prepared.result.model_path, layout.CALIBRATION: calibrated.result.statistics_path}
+        for name in prepared.files:
+            if name != prepared.result.model_path.name:
+                files[name] = prepared.result.folder / name
+        files.update({name: quantized.result.folder / name for name in quantized.files})
+        for target, stage in built.items():
+            files.update({f"{engine_folder(target)}/{name}": stage.result.folder / name for name in stage.files})
+        for name in verified.files:
+            files[name if name == layout.SAMPLES else f"reports/{name}"] = verified.result.folder / name
+        return files
+
+    def manifest(
+        self,
+        exported: Finished[ExportResult],
+        calibrated: Finished[CalibrationResult],
+        quantized: Finished[QuantizeResult],
+        built: dict[str, Finished[BuildResult]],
+        verified: Finished[VerifyResult],
+        source: DataSource,
+        split: Split,
+        calibrator: Calibrator,
+    ) -> Manifest:
+        export, calibration = exported.result, calibrated.result
+        return Manifest(
+            name=self.config.name or self.out.name,
+            created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            tools=_versions(_TOOLS) | {"quantize-trt": _own_version()},
+            source=SourceRecord(kind=export.kind, spec=export.spec, sha256=export.source_sha256),
+            data=DataRecord(
+                spec=source.describe(),
+                sha256=source.sha256(),
+                calibration_samples=calibration.samples,
+                verification_samples=verified.result.samples,
+                held_aside=split.held_aside,
+            ),
+            calibration=CalibrationRecord(
+                calibrator=calibrator.name,
+                params=dict(calibrator.params),
+                batches=calibration.batches,
+                skipped_batches=calibration.skipped_batches,
+                tensors=len(quantized.result.tensors),
+            ),
+            inputs=export.inputs,
+            outputs=export.outputs,
+            profiles=tuple(str(profile) for profile in self.config.profiles),
+            targets={target: stage.result.record.model_dump(mode="json") for target, stage in built.items()},
+            verification=verified.result.model_dump(mode="json", exclude={"dependencies"}),
+            warnings=(*export.warnings, *calibration.warnings, *quantized.result.warnings),
+        )
+
+
+def _own_version() -> str:
+    from pipeline import __version__
+
+    return __version__
+
+
+def _versions(packages: Sequence[str]) -> dict[str, str]:
+    """Installed versions, without importing the packages; those that are not installed are left out."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    found: dict[str, str] = {}
+    for name in packages:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
