@@ -1,0 +1,1 @@
+"""Where Q/DQ pairs go: rules, the plan they make, and its insertion into the graph."""
