@@ -1,0 +1,178 @@
+"""Compiled loops of the statistic: one sweep over a tensor gives extremes, counts and the |x| histogram.
+
+The tensor is read once, in blocks that stay in the L1/L2 cache: vectorised extremes of a block first, then its bins.
+Extremes are taken on the integer image of the floats, so NaN and infinity are seen without any float comparison and no
+relaxed float arithmetic is needed. Bin indices are |x| times a power of two, which is exact.
+
+Only :mod:`calibrators.statistics` imports this module (numba takes a third of a second to load).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numba
+import numpy as np
+
+__all__ = ["BLOCK", "sweep"]
+
+BLOCK = 8192
+"""Elements per block: 32 KiB of float32, and 16 KiB of bin indices beside them."""
+
+_LANES = 4
+"""Partial histograms: neighbouring elements often share a bin, and one counter would wait for its own last store."""
+
+_ABS = np.int32(0x7FFFFFFF)
+_INF = np.int32(0x7F800000)
+_INT_MAX = np.int32(0x7FFFFFFF)
+_INT_MIN = np.int32(-0x80000000)
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def _compiled(function: Function) -> Function:
+    """Compile without the interpreter lock; cached on the disk where numba finds a folder it can write."""
+    try:
+        return numba.njit(nogil=True, cache=True)(function)  # type: ignore[no-any-return]
+    except RuntimeError:  # "no locator available": neither __pycache__ nor the user's cache folder is writable
+        return numba.njit(nogil=True)(function)  # type: ignore[no-any-return]
+
+
+@_compiled
+def _extremes(bits: Any) -> Any:
+    """Least and greatest ordered key, number of zeros. x ^ ((x >> 31) & 0x7FFFFFFF) orders like the float itself."""
+    low, high, zeros = _INT_MAX, _INT_MIN, np.int32(0)
+    for i in range(bits.size):
+        v = bits[i]
+        key = np.int32(v ^ np.int32(np.int32(v >> np.int32(31)) & _ABS))
+        low = min(low, key)
+        high = max(high, key)
+        zeros = np.int32(zeros + np.int32(np.int32(v & _ABS) == np.int32(0)))
+    return low, high, zeros
+
+
+@_compiled
+def _magnitude(key: Any) -> Any:
+    """Bits of |x| from an ordered key."""
+    return np.int32(~key) if key < 0 else np.int32(key)
+
+
+@_compiled
+def _finite_only(bits: Any, keep: Any) -> Any:
+    """Copy the finite values of ``bits`` into ``keep``; returns how many, and the numbers of NaN and infinities."""
+    kept, nans, infs = 0, 0, 0
+    for i in range(bits.size):
+        magnitude = np.int32(bits[i] & _ABS)
+        if magnitude > _INF:
+            nans += 1
+        elif magnitude == _INF:
+            infs += 1
+        else:
+            keep[kept] = bits[i]
+            kept += 1
+    return kept, nans, infs
+
+
+@_compiled
+def _index(values: Any, factor: Any, index: Any) -> None:
+    for i in range(values.size):
+        index[i] = np.uint16(np.int32(abs(values[i]) * factor))
+
+
+@_compiled
+def _index_wide(values: Any, factor: Any, index: Any) -> None:
+    """:func:`_index` where the factor, a power of two above 2**127, needs float64."""
+    for i in range(values.size):
+        index[i] = np.uint16(np.int32(np.float64(abs(values[i])) * factor))
+
+
+@_compiled
+def _scatter(index: Any, c0: Any, c1: Any, c2: Any, c3: Any) -> None:
+    quads = index.size // 4
+    one = np.uint32(1)
+    for j in range(quads):
+        i = np.uintp(4) * np.uintp(j)  # unsigned: numba leaves out its wrap-around of negative indices
+        c0[index[i]] += one
+        c1[index[i + np.uintp(1)]] += one
+        c2[index[i + np.uintp(2)]] += one
+        c3[index[i + np.uintp(3)]] += one
+    for i in range(quads * 4, index.size):
+        c0[index[i]] += one
+
+
+@_compiled
+def _coarsen(counts: Any, shift: Any) -> None:
+    """Multiply the bin width by 2**shift in place: floor(floor(x/w) / 2) == floor(x / 2w)."""
+    for lane in range(counts.shape[0]):
+        for k in range(counts.shape[1]):
+            count = counts[lane, k]
+            counts[lane, k] = 0
+            counts[lane, k >> min(shift, 63)] += count
+
+
+@_compiled
+def sweep(values: Any, bits: Any, exponent: Any, base: Any, total: Any) -> Any:
+    """Add ``values`` to the histogram ``total``, in one read.
+
+    Args:
+        values: float32 (n,), contiguous, n < 2**31.
+        bits: the same memory as int32.
+        exponent: bin width of ``total`` is 2**exponent.
+        base: width exponent of an all-zero tensor; a block whose greatest magnitude has the biased exponent E needs
+            base + E.
+        total: int64 (bins,), added to in place, coarsened when a value falls outside.
+
+    Returns:
+        (exponent, low, high, zeros, nans, infs): the new exponent and the extremes of the finite values as ordered
+        keys (low > high when there is none).
+    """
+    bins = total.size
+    counts = np.zeros((_LANES, bins), np.uint32)
+    c0, c1, c2, c3 = counts[0], counts[1], counts[2], counts[3]
+    index = np.empty(BLOCK, np.uint16)
+    kept_bits = np.empty(BLOCK, np.int32)
+    kept_values = kept_bits.view(np.float32)
+    low_all, high_all = _INT_MAX, _INT_MIN
+    zeros_all, nans_all, infs_all = 0, 0, 0
+    width = base  # exponent of the partial counts
+    wide = True
+    factor64 = 2.0 ** float(-base)
+    factor = np.float32(1.0)
+    for start in range(0, values.size, BLOCK):
+        stop = min(values.size, start + BLOCK)
+        block_values, block_bits = values[start:stop], bits[start:stop]
+        low, high, zeros = _extremes(block_bits)
+        if max(_magnitude(low), _magnitude(high)) >= _INF:
+            kept, nans, infs = _finite_only(block_bits, kept_bits)
+            nans_all += nans
+            infs_all += infs
+            block_values, block_bits = kept_values[:kept], kept_bits[:kept]
+            low, high, zeros = _extremes(block_bits)
+            if kept == 0:
+                continue
+        low_all, high_all, zeros_all = min(low_all, low), max(high_all, high), zeros_all + zeros
+        needed = base + (max(_magnitude(low), _magnitude(high)) >> 23)
+        if needed > width:
+            _coarsen(counts, needed - width)
+            width = needed
+            wide = -width > 127
+            factor64 = 2.0 ** float(-width)
+            factor = np.float32(1.0 if wide else factor64)
+        target = index[: block_values.size]
+        if wide:
+            _index_wide(block_values, factor64, target)
+        else:
+            _index(block_values, factor, target)
+        _scatter(target, c0, c1, c2, c3)
+    if exponent < width:
+        shift = min(width - exponent, 63)
+        for k in range(bins):
+            count = total[k]
+            total[k] = 0
+            total[k >> shift] += count
+        exponent = width
+    shift = min(exponent - width, 63)
+    for k in range(bins):
+        total[k >> shift] += np.int64(c0[k]) + np.int64(c1[k]) + np.int64(c2[k]) + np.int64(c3[k])
+    return exponent, low_all, high_all, zeros_all, nans_all, infs_all
