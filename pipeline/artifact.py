@@ -16,8 +16,25 @@ from pipeline.core.files import sha256_file, write_json
 from pipeline.records import Record, TensorSpec
 
 __all__ = [
-    "CALIBRATION", "CALIBRATION_CACHE", "FP32_MODEL", "INT8_MODEL", "MANIFEST", "PLACEMENT", "SAMPLES", "SCALES", "SCHEMA", "WORK",
-    "Artifact", "CalibrationRecord", "DataRecord", "Difference", "FileRecord", "Manifest", "SourceRecord", "engine_folder",
+    "CALIBRATION",
+    "CALIBRATION_CACHE",
+    "FP32_MODEL",
+    "INT8_MODEL",
+    "MANIFEST",
+    "PLACEMENT",
+    "SAMPLES",
+    "SCALES",
+    "SCHEMA",
+    "SUMMARY",
+    "WORK",
+    "Artifact",
+    "CalibrationRecord",
+    "DataRecord",
+    "Difference",
+    "FileRecord",
+    "Manifest",
+    "SourceRecord",
+    "engine_folder",
 ]
 
 SCHEMA = 1
@@ -29,6 +46,7 @@ CALIBRATION = "calibration.npz"
 CALIBRATION_CACHE = "calibration.cache"
 PLACEMENT = "placement.json"
 SAMPLES = "samples.npz"
+SUMMARY = "reports/summary.md"
 WORK = ".work"
 """Finished stages, kept so that the next build goes on from them. Not part of the artifact."""
 
@@ -127,14 +145,22 @@ class Artifact:
         except (FileNotFoundError, NotADirectoryError) as error:
             unfinished = (folder / WORK).is_dir()
             raise InputError(
-                f"{folder} has no {MANIFEST}" + (": its build was not finished" if unfinished else " and is no artifact"),
-                remedy="run the same `quantize build` again, it goes on where it stopped" if unfinished else "give a folder written by `quantize build`",
+                f"{folder} has no {MANIFEST}"
+                + (": its build was not finished" if unfinished else " and is no artifact"),
+                remedy="run the same `quantize build` again, it goes on where it stopped"
+                if unfinished
+                else "give a folder written by `quantize build`",
             ) from error
         except (OSError, ValueError) as error:
-            raise InputError(f"{path} cannot be read: {error}", remedy="restore it, or build again with --force") from error
+            raise InputError(
+                f"{path} cannot be read: {error}", remedy="restore it, or build again with --force"
+            ) from error
         version = raw.get("schema_version") if isinstance(raw, dict) else None
         if version != SCHEMA:
-            raise InputError(f"{path} has schema version {version!r}, this program reads {SCHEMA}", remedy="use the release that wrote it")
+            raise InputError(
+                f"{path} has schema version {version!r}, this program reads {SCHEMA}",
+                remedy="use the release that wrote it",
+            )
         try:
             return cls(folder, Manifest.model_validate_json(json.dumps(raw)))
         except ValidationError as error:
@@ -148,7 +174,9 @@ class Artifact:
         """
         path = self.folder / name
         if name not in self.manifest.files or not path.is_file():
-            raise InputError(f"{self.folder} has no {name}", remedy=f"`quantize verify {self.folder}` says what is wrong with it")
+            raise InputError(
+                f"{self.folder} has no {name}", remedy=f"`quantize verify {self.folder}` says what is wrong with it"
+            )
         return path
 
     def differences(self) -> list[Difference]:
@@ -162,7 +190,12 @@ class Artifact:
                 found.append(Difference(file=name, kind="changed", expected=record.sha256, found=digest))
         for path in sorted(self.folder.rglob("*")):
             name = path.relative_to(self.folder).as_posix()
-            if path.is_file() and name != MANIFEST and not name.startswith(f"{WORK}/") and name not in self.manifest.files:
+            if (
+                path.is_file()
+                and name != MANIFEST
+                and not name.startswith(f"{WORK}/")
+                and name not in self.manifest.files
+            ):
                 found.append(Difference(file=name, kind="unlisted"))
         return found
 

@@ -19,14 +19,28 @@ if TYPE_CHECKING:
     from pipeline.records import TensorSpec
 
 __all__ = [
-    "TARGETS", "BuildConfig", "CalibratorConfig", "InputSpec", "PlacementConfig", "Preprocess", "Profile", "ShapeRange",
-    "check_profiles", "load_config", "validated",
+    "TARGETS",
+    "BuildConfig",
+    "CalibratorConfig",
+    "InputSpec",
+    "PlacementConfig",
+    "Preprocess",
+    "Profile",
+    "ShapeRange",
+    "check_profiles",
+    "load_config",
+    "validated",
 ]
 
 TARGETS = ("rtx", "tensorrt", "onnx")
 PRESETS: dict[str, dict[str, Any]] = {
     "none": {},
-    "imagenet": {"resize": (256,), "crop": (224, 224), "mean": (123.675, 116.28, 103.53), "std": (58.395, 57.12, 57.375)},
+    "imagenet": {
+        "resize": (256,),
+        "crop": (224, 224),
+        "mean": (123.675, 116.28, 103.53),
+        "std": (58.395, 57.12, 57.375),
+    },
     "efficientnet-lite": {"crop": (224, 224), "mean": (127.0,), "std": (128.0,)},
 }
 
@@ -48,7 +62,9 @@ class ShapeRange(_Config):
             raise ValueError(f"min, opt and max need the same rank, got {self}")
         for axis, (low, mid, high) in enumerate(zip(self.min, self.opt, self.max, strict=True)):
             if not 1 <= low <= mid <= high:
-                raise ValueError(f"dimension {axis} needs 1 <= min <= opt <= max, got min {low}, opt {mid}, max {high} in {self}")
+                raise ValueError(
+                    f"dimension {axis} needs 1 <= min <= opt <= max, got min {low}, opt {mid}, max {high} in {self}"
+                )
         return self
 
     def __str__(self) -> str:
@@ -130,7 +146,7 @@ class Preprocess(_Config):
     """How an image file becomes an input tensor. The fields apply in this order.
 
     ``mean`` and ``std`` are in units of 8-bit pixel values (0..255), one number or one per channel:
-    ``(pixel - mean) / std``. Text form: a preset name, or ``key=value`` pairs joined by ``;``, a preset first if wanted:
+    ``(pixel - mean) / std``. Text form: a preset name, or ``key=value`` pairs joined by ``;``, after a preset:
     ``imagenet;crop=288x288;channels=bgr``.
     """
 
@@ -170,7 +186,9 @@ class Preprocess(_Config):
             try:
                 return tuple(kind(part) for part in re.split(r"[x,]", value) if part)
             except ValueError as error:
-                raise ValueError(f"{info.field_name}={value!r} is not a list of numbers such as 256 or 224x224") from error
+                raise ValueError(
+                    f"{info.field_name}={value!r} is not a list of numbers such as 256 or 224x224"
+                ) from error
         return value
 
     @field_validator("std")
@@ -234,7 +252,9 @@ def validated(kind: type[Any], values: Mapping[str, Any], *, origin: str) -> Any
         for item in error.errors():
             where = ".".join(str(part) for part in item["loc"])
             if item["type"] == "extra_forbidden":
-                lines.append(f"unknown key {where!r}; {did_you_mean(str(item['loc'][-1]), _field_names(kind, item['loc'][:-1]))}")
+                lines.append(
+                    f"unknown key {where!r}; {did_you_mean(str(item['loc'][-1]), _field_names(kind, item['loc'][:-1]))}"
+                )
             else:
                 text = item["msg"].removeprefix("Value error, ")
                 lines.append(f"{where}: {text}" if where else text)
@@ -277,17 +297,24 @@ def check_profiles(profiles: tuple[Profile, ...], inputs: tuple[TensorSpec, ...]
     for number, profile in enumerate(profiles):
         for name, shapes in profile.inputs.items():
             if name not in specs:
-                raise InputError(f"profile {number} names the input {name!r}, which the model does not have; {did_you_mean(name, specs)}")
+                raise InputError(
+                    f"profile {number} names the input {name!r}, which the model does not have; "
+                    f"{did_you_mean(name, specs)}"
+                )
             expected = specs[name].shape
             if expected is None:
                 continue
             if len(expected) != len(shapes.min):
-                raise InputError(f"profile {number}: input {name!r} has rank {len(expected)} {expected}, the profile {shapes} has {len(shapes.min)}")
+                raise InputError(
+                    f"profile {number}: input {name!r} has rank {len(expected)} {expected}, "
+                    f"the profile {shapes} has {len(shapes.min)}"
+                )
             for axis, dim in enumerate(expected):
                 found = (shapes.min[axis], shapes.opt[axis], shapes.max[axis])
                 if isinstance(dim, int) and set(found) != {dim}:
                     raise InputError(
-                        f"profile {number}: dimension {axis} of input {name!r} is static ({dim}) in the model, the profile has {found}",
+                        f"profile {number}: dimension {axis} of input {name!r} is static ({dim}) in the model, "
+                        f"the profile has {found}",
                         remedy="give the model's own number, or export the model with this dimension dynamic",
                     )
         for name, spec in specs.items():

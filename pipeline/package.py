@@ -12,10 +12,11 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.artifact import MANIFEST, WORK, Artifact, file_record, write_manifest
+from pipeline.artifact import MANIFEST, SUMMARY, WORK, Artifact, file_record, write_manifest
 from pipeline.core.errors import InputError
-from pipeline.core.files import explain_os_errors, fsync_dir, link_or_copy
+from pipeline.core.files import explain_os_errors, fsync_dir, link_or_copy, write_text
 from pipeline.core.progress import SILENT, Progress
+from pipeline.reports.summary import summary_markdown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,7 +41,8 @@ def check_folder(folder: Path, *, force: bool) -> None:
     foreign = sorted(path.name for path in folder.iterdir())
     if foreign and not force and MANIFEST not in foreign and WORK not in foreign:
         raise InputError(
-            f"{folder} is not empty and holds no artifact (it has {', '.join(foreign[:3])}{' ...' if len(foreign) > 3 else ''})",
+            f"{folder} is not empty and holds no artifact (it has {', '.join(foreign[:3])}"
+            f"{' ...' if len(foreign) > 3 else ''})",
             remedy="choose an empty or new folder with --out, or write into it with --force",
         )
 
@@ -63,7 +65,7 @@ def check_owner(folder: Path, source_sha256: str, *, force: bool) -> None:
 
 
 def run(files: Mapping[str, Path], manifest: Manifest, *, folder: Path, progress: Progress = SILENT) -> Artifact:
-    """Place ``files`` (name in the artifact: where it lies now) into ``folder`` and write the manifest with their hashes.
+    """Place ``files`` (name in the artifact: where it lies now) into ``folder`` and write the manifest last.
 
     Files of an earlier build that are not in ``files`` are removed.
     """
@@ -71,16 +73,18 @@ def run(files: Mapping[str, Path], manifest: Manifest, *, folder: Path, progress
     shutil.rmtree(staging, ignore_errors=True)
     for name, source in files.items():
         link_or_copy(source, staging / name)
-    records = {name: file_record(staging / name) for name in files}
+    write_text(staging / SUMMARY, summary_markdown(manifest))
+    names = [*files, SUMMARY]
+    records = {name: file_record(staging / name) for name in names}
     complete = manifest.model_copy(update={"files": records})
     previous = _previous_files(folder)
     write_manifest(staging, complete)
     with explain_os_errors(folder):
         (folder / MANIFEST).unlink(missing_ok=True)
         for name in previous:
-            if name not in files:
+            if name not in names:
                 (folder / name).unlink(missing_ok=True)
-        for name in files:
+        for name in names:
             target = folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
             (staging / name).replace(target)

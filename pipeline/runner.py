@@ -41,7 +41,12 @@ _KEY_LENGTH = 16
 def code_digest() -> str:
     """SHA-256 over the project's own source, so that results of other code are never taken from the cache."""
     root = Path(__file__).resolve().parents[1]
-    files = sorted(path for package in ("pipeline", "calibrators", "plugins") for path in (root / package).rglob("*") if path.suffix in (".py", ".cu"))
+    files = sorted(
+        path
+        for package in ("pipeline", "calibrators", "plugins")
+        for path in (root / package).rglob("*")
+        if path.suffix in (".py", ".cu")
+    )
     return sha256_bytes("".join(f"{path.relative_to(root)}:{sha256_file(path)}\n" for path in files).encode())
 
 
@@ -93,7 +98,13 @@ class StageRunner:
             os.close(handle)
 
     def run(
-        self, name: str, result_type: type[R], inputs: Mapping[str, Any], action: Callable[[Path], R], *, resumes: bool = False
+        self,
+        name: str,
+        result_type: type[R],
+        inputs: Mapping[str, Any],
+        action: Callable[[Path], R],
+        *,
+        resumes: bool = False,
     ) -> Finished[R]:
         """Take the finished stage from the cache, or run ``action`` in its partial folder and finish it.
 
@@ -117,8 +128,18 @@ class StageRunner:
             start = time.monotonic()
             result = action(partial)
             seconds = time.monotonic() - start
-            files = {str(path.relative_to(partial)): sha256_file(path) for path in sorted(partial.rglob("*")) if path.is_file()}
-            record = {"stage": name, "key": key, "seconds": seconds, "files": files, "result": result.model_dump(mode="json")}
+            files = {
+                str(path.relative_to(partial)): sha256_file(path)
+                for path in sorted(partial.rglob("*"))
+                if path.is_file()
+            }
+            record = {
+                "stage": name,
+                "key": key,
+                "seconds": seconds,
+                "files": files,
+                "result": result.model_dump(mode="json"),
+            }
             write_json(partial / _RECORD, record)
             shutil.rmtree(folder, ignore_errors=True)
             partial.rename(folder)

@@ -6,7 +6,6 @@ result becomes the next one's input.
 
 from __future__ import annotations
 
-import os
 from datetime import datetime, timezone
 from itertools import islice
 from pathlib import Path
@@ -40,7 +39,18 @@ if TYPE_CHECKING:
 __all__ = ["build"]
 
 _PREPARE_SAMPLES = 2
-_TOOLS = ("numpy", "onnx", "onnx-ir", "onnxscript", "onnxruntime", "torch", "tensorrt", "tensorrt-rtx", "pydantic", "numba")
+_TOOLS = (
+    "numpy",
+    "onnx",
+    "onnx-ir",
+    "onnxscript",
+    "onnxruntime",
+    "torch",
+    "tensorrt",
+    "tensorrt-rtx",
+    "pydantic",
+    "numba",
+)
 
 
 def build(config: BuildConfig, *, force: bool = False, fresh: bool = False, progress: Progress = SILENT) -> Artifact:
@@ -89,7 +99,10 @@ class _Build:
             verified = self.verify(prepared, quantized, plan, source, split)
             manifest = self.manifest(exported, calibrated, quantized, built, verified, source, split, calibrator)
             done = package.run(
-                self.files(prepared, calibrated, quantized, built, verified), manifest, folder=self.out, progress=self.progress
+                self.files(prepared, calibrated, quantized, built, verified),
+                manifest,
+                folder=self.out,
+                progress=self.progress,
             )
             self.runner.prune()
         return done
@@ -100,7 +113,10 @@ class _Build:
         for target in self.config.targets:
             status = probe(target)
             if not status.works:
-                raise InputError(f"target {target} does not work here: {status.reason}", remedy="`quantize doctor` says which targets do")
+                raise InputError(
+                    f"target {target} does not work here: {status.reason}",
+                    remedy="`quantize doctor` says which targets do",
+                )
         return self.config.targets or default_targets()
 
     def check_paths(self) -> None:
@@ -108,7 +124,9 @@ class _Build:
         if self.config.labels is not None and not self.config.labels.is_file():
             raise InputError(f"labels {self.config.labels} do not exist")
         if self.config.calibration is not None and not self.config.calibration.is_file():
-            raise InputError(f"calibration {self.config.calibration} does not exist", remedy="`quantize calibrate` writes one")
+            raise InputError(
+                f"calibration {self.config.calibration} does not exist", remedy="`quantize calibrate` writes one"
+            )
 
     def export(self) -> Finished[ExportResult]:
         from pipeline import export
@@ -118,7 +136,7 @@ class _Build:
         inputs = {
             "model": config.model,
             "file": sha256_file(path) if path.is_file() else None,
-            "directory": os.getcwd(),
+            "directory": str(Path.cwd()),
             "inputs": [spec.model_dump(mode="json") for spec in config.inputs],
             "profiles": [str(profile) for profile in config.profiles],
             "opset": config.opset,
@@ -129,7 +147,12 @@ class _Build:
             export.ExportResult,
             inputs,
             lambda folder: export.run(
-                config.model, inputs=config.inputs, profiles=config.profiles, opset=config.opset, folder=folder, progress=self.progress
+                config.model,
+                inputs=config.inputs,
+                profiles=config.profiles,
+                opset=config.opset,
+                folder=folder,
+                progress=self.progress,
             ),
         )
 
@@ -140,7 +163,9 @@ class _Build:
         source = open_source(config.data, exported.inputs, config.preprocess)
         return source, split(source.length, config.samples, config.verify_samples, labelled=config.labels is not None)
 
-    def batches(self, source: DataSource, wanted: Sequence[int] | frozenset[int], inputs: Any, *, limit: int | None = None) -> Iterator[Batch]:
+    def batches(
+        self, source: DataSource, wanted: Sequence[int] | frozenset[int], inputs: Any, *, limit: int | None = None
+    ) -> Iterator[Batch]:
         from pipeline.data import batched
 
         chosen = frozenset(wanted)
@@ -152,11 +177,16 @@ class _Build:
 
         def action(folder: Path) -> PrepareResult:
             feeds: list[dict[str, np.ndarray]] = [
-                batch.feeds for batch in self.batches(source, split.calibration, exported.result.inputs, limit=_PREPARE_SAMPLES)
+                batch.feeds
+                for batch in self.batches(source, split.calibration, exported.result.inputs, limit=_PREPARE_SAMPLES)
             ]
             return prepare.run(exported.result.model_path, folder=folder, sample_feeds=feeds, progress=self.progress)
 
-        inputs = {"model": exported.files, "data": source.key(), "tools": _versions(("onnx", "onnx-ir", "onnxscript", "onnxruntime"))}
+        inputs = {
+            "model": exported.files,
+            "data": source.key(),
+            "tools": _versions(("onnx", "onnx-ir", "onnxscript", "onnxruntime")),
+        }
         return self.runner.run("prepare", prepare.PrepareResult, inputs, action)
 
     def plan(self, prepared: Finished[PrepareResult]) -> PlacementPlan:
@@ -164,7 +194,9 @@ class _Build:
 
         return make_plan(prepared.result.model_path, self.config.placement)
 
-    def calibrate(self, prepared: Finished[PrepareResult], plan: PlacementPlan, source: DataSource, split: Split) -> Finished[CalibrationResult]:
+    def calibrate(
+        self, prepared: Finished[PrepareResult], plan: PlacementPlan, source: DataSource, split: Split
+    ) -> Finished[CalibrationResult]:
         from pipeline import calibrate
 
         config = self.config
@@ -202,7 +234,11 @@ class _Build:
         return self.runner.run("calibrate", calibrate.CalibrationResult, inputs, action, resumes=True)
 
     def quantize(
-        self, prepared: Finished[PrepareResult], plan: PlacementPlan, calibrated: Finished[CalibrationResult], calibrator: Calibrator
+        self,
+        prepared: Finished[PrepareResult],
+        plan: PlacementPlan,
+        calibrated: Finished[CalibrationResult],
+        calibrator: Calibrator,
     ) -> Finished[QuantizeResult]:
         from calibrators.statistics import load_statistics
         from pipeline import quantize
@@ -210,7 +246,13 @@ class _Build:
         def action(folder: Path) -> QuantizeResult:
             statistics, _ = load_statistics(calibrated.result.statistics_path)
             return quantize.run(
-                prepared.result.model_path, plan, statistics, calibrator, folder=folder, config=self.config.placement, progress=self.progress
+                prepared.result.model_path,
+                plan,
+                statistics,
+                calibrator,
+                folder=folder,
+                config=self.config.placement,
+                progress=self.progress,
             )
 
         inputs = {
@@ -247,7 +289,12 @@ class _Build:
         )
 
     def verify(
-        self, prepared: Finished[PrepareResult], quantized: Finished[QuantizeResult], plan: PlacementPlan, source: DataSource, split: Split
+        self,
+        prepared: Finished[PrepareResult],
+        quantized: Finished[QuantizeResult],
+        plan: PlacementPlan,
+        source: DataSource,
+        split: Split,
     ) -> Finished[VerifyResult]:
         from pipeline import verify
         from pipeline.data import load_labels

@@ -18,13 +18,29 @@ _PARAM_NAMES = {"ema_alpha": "alpha", "ema_decay": "decay"}
 
 @click.command()
 @click.argument("model", required=False)
-@click.option("-c", "--config", type=click.Path(path_type=Path), help="YAML file with any of these options; flags override it.")
+@click.option(
+    "-c", "--config", type=click.Path(path_type=Path), help="YAML file with any of these options; flags override it."
+)
 @click.option("--data", help="Folder of images, .npy, .npz, or file.py:callable yielding arrays.")
 @click.option("--out", type=click.Path(path_type=Path), help="Artifact folder.")
 @click.option("--name", help="Name in the manifest [last part of --out].")
-@click.option("--input", "inputs", multiple=True, metavar="NAME:SHAPE:DTYPE", help="Example input of a PyTorch model (repeatable).")
-@click.option("--profile", "profiles", multiple=True, metavar="NAME=MIN,OPT,MAX[;...]", help="Optimisation profile (repeatable).")
-@click.option("--target", "targets", multiple=True, type=click.Choice(["rtx", "tensorrt", "onnx"]), help="Repeatable [what works here].")
+@click.option(
+    "--input",
+    "inputs",
+    multiple=True,
+    metavar="NAME:SHAPE:DTYPE",
+    help="Example input of a PyTorch model (repeatable).",
+)
+@click.option(
+    "--profile", "profiles", multiple=True, metavar="NAME=MIN,OPT,MAX[;...]", help="Optimisation profile (repeatable)."
+)
+@click.option(
+    "--target",
+    "targets",
+    multiple=True,
+    type=click.Choice(["rtx", "tensorrt", "onnx"]),
+    help="Repeatable [what works here].",
+)
 @click.option("--opset", type=int, help="ONNX opset of the export [17].")
 @click.option("--calibrator", help="minmax, ema, percentile, ema-percentile, entropy, mse, legacy [entropy].")
 @click.option("--percentile", type=float, help="For the percentile calibrators, such as 99.9.")
@@ -32,23 +48,35 @@ _PARAM_NAMES = {"ema_alpha": "alpha", "ema_decay": "decay"}
 @click.option("--ema-decay", type=float, help="For ema-percentile: weight of the past [0.95].")
 @click.option("--quantile", type=float, help="For legacy.")
 @click.option("--cutoff", type=float, help="For legacy: regression cut-off.")
-@click.option("--calibration", type=click.Path(path_type=Path), help="Take the statistics from this calibration.npz, without a pass.")
+@click.option(
+    "--calibration",
+    type=click.Path(path_type=Path),
+    help="Take the statistics from this calibration.npz, without a pass.",
+)
 @click.option("--samples", type=int, help="Samples to calibrate on [128]; others are held aside to verify on.")
 @click.option("--verify-samples", type=int, help="Held-aside samples to verify on [64, or all that are labelled].")
 @click.option("--batch-size", type=int, help="Samples per batch [8]; has no influence on the statistics.")
 @click.option("--preprocess", help="Images: preset or key=value;... (resize, crop, mean, std, channels, layout).")
 @click.option("--labels", type=click.Path(path_type=Path), help="CSV with file,class_index or index,class_index.")
-@click.option("--on-nonfinite", type=click.Choice(["error", "skip"]), help="What a NaN or Inf in an activation does [error].")
-@click.option("--include", multiple=True, help="Quantise these nodes although a rule says no: name, pattern or operator (repeatable).")
+@click.option(
+    "--on-nonfinite", type=click.Choice(["error", "skip"]), help="What a NaN or Inf in an activation does [error]."
+)
+@click.option(
+    "--include",
+    multiple=True,
+    help="Quantise these nodes although a rule says no: name, pattern or operator (repeatable).",
+)
 @click.option("--exclude", multiple=True, help="Keep these nodes float: name, pattern or operator (repeatable).")
-@click.option("--rule-off", "rules_off", multiple=True, help="Switch off a placement rule, see `quantize rules` (repeatable).")
+@click.option(
+    "--rule-off", "rules_off", multiple=True, help="Switch off a placement rule, see `quantize rules` (repeatable)."
+)
 @click.option("--precision", type=click.Choice(["fp32", "fp16"]), help="Type of the part that stays float [fp32].")
 @click.option("--force", is_flag=True, help="Replace the artifact of another model.")
 @click.option("--fresh", is_flag=True, help="Run every stage again, take nothing from an earlier run.")
 @output_options
 @user_errors
 def command(as_json: bool, quiet: bool, verbose: bool, force: bool, fresh: bool, **flags: Any) -> None:
-    """Take MODEL (.onnx, package.module:callable or file.py:callable) and calibration data to a verified INT8 artifact."""
+    """Take MODEL (.onnx, package.module:callable, file.py:callable) and calibration data to a verified artifact."""
     from pipeline.config import BuildConfig, load_config, validated
     from pipeline.stages import build
 
@@ -88,9 +116,13 @@ def _merge(values: dict[str, Any], flags: dict[str, Any], origin: str) -> dict[s
             if key == "data":
                 raise InputError(
                     "no calibration data is given (--data)",
-                    remedy="give a folder of images, .npy, .npz or file.py:callable; random data is never used, its ranges would be wrong",
+                    remedy="give a folder of images, .npy, .npz or file.py:callable; "
+                    "random data is never used, its ranges would be wrong",
                 )
-            raise InputError(f"{flag} is missing ({origin})", remedy="give it on the command line or as a key of the configuration (-c)")
+            raise InputError(
+                f"{flag} is missing ({origin})",
+                remedy="give it on the command line or as a key of the configuration (-c)",
+            )
     return merged
 
 

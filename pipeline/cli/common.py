@@ -19,7 +19,15 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-__all__ = ["LineProgress", "TerminalProgress", "console", "make_progress", "output_options", "print_json", "user_errors"]
+__all__ = [
+    "LineProgress",
+    "TerminalProgress",
+    "console",
+    "make_progress",
+    "output_options",
+    "print_json",
+    "user_errors",
+]
 
 F = TypeVar("F", bound="Callable[..., Any]")
 _LINE_SECONDS = 5.0
@@ -43,7 +51,14 @@ class TerminalProgress:
 
     @contextmanager
     def task(self, description: str, *, total: int | None, unit: str) -> Iterator[Task]:
-        from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            TaskID,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
         from rich.progress import Progress as RichProgress
 
         columns = (
@@ -116,14 +131,20 @@ def _escape(text: str) -> str:
 def make_progress(*, quiet: bool, verbose: bool = False) -> Progress:
     if quiet:
         return SilentProgress()
-    return TerminalProgress(verbose=verbose) if sys.stderr.isatty() and os.environ.get("TERM") != "dumb" else LineProgress()
+    return (
+        TerminalProgress(verbose=verbose)
+        if sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        else LineProgress()
+    )
 
 
 def output_options(function: F) -> F:
     """``--json``, ``--quiet`` and ``-v``, passed on as ``as_json``, ``quiet`` and ``verbose``."""
     function = click.option("-v", "--verbose", is_flag=True, help="Show the traceback of an error.")(function)
     function = click.option("-q", "--quiet", is_flag=True, help="No progress on standard error.")(function)
-    return click.option("--json", "as_json", is_flag=True, help="Machine-readable summary on standard output.")(function)
+    return click.option("--json", "as_json", is_flag=True, help="Machine-readable summary on standard output.")(
+        function
+    )
 
 
 def print_json(value: Any) -> None:

@@ -56,7 +56,10 @@ def summary_table(manifest: Manifest) -> Table:
     rows = [
         ("model", f"{manifest.source.spec} ({manifest.source.kind}), SHA-256 {manifest.source.sha256[:12]}"),
         ("data", f"{data.spec}, {data.calibration_samples} to calibrate, {data.verification_samples} to verify{aside}"),
-        ("calibrator", calibration.calibrator + (f" ({params})" if params else "") + f", {calibration.tensors} tensors"),
+        (
+            "calibrator",
+            calibration.calibrator + (f" ({params})" if params else "") + f", {calibration.tensors} tensors",
+        ),
         *((f"profile {number}", text) for number, text in enumerate(manifest.profiles)),
         *(verification_rows(manifest)),
         ("made", manifest.created),
@@ -71,11 +74,16 @@ def verification_rows(manifest: Manifest) -> list[tuple[str, str]]:
     rows: list[tuple[str, str]] = []
     if figures.get("top1_fp32") is not None:
         fp32, int8 = 100 * figures["top1_fp32"], 100 * figures["top1_int8"]
-        rows.append(("top-1", f"FP32 {fp32:.2f} %, INT8 {int8:.2f} % ({int8 - fp32:+.2f} points) on {figures.get('labelled_samples', figures['samples'])} samples"))
+        count = figures.get("labelled_samples", figures["samples"])
+        text = f"FP32 {fp32:.2f} %, INT8 {int8:.2f} % ({int8 - fp32:+.2f} points) on {count} samples"
+        rows.append(("top-1", text))
     for output in figures.get("outputs", []):
         agreement = output.get("argmax_agreement")
-        text = f"relative L2 {output['relative_l2_mean']:.4f} (worst {output['relative_l2_max']:.4f}), cosine {output['cosine_mean']:.5f}"
-        rows.append((f"output {output['name']}", text + (f", arg-max agreement {100 * agreement:.2f} %" if agreement is not None else "")))
+        text = f"relative L2 {output['relative_l2_mean']:.4f} (worst {output['relative_l2_max']:.4f})"
+        text += f", cosine {output['cosine_mean']:.5f}"
+        if agreement is not None:
+            text += f", arg-max agreement {100 * agreement:.2f} %"
+        rows.append((f"output {output['name']}", text))
     return rows
 
 

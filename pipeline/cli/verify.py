@@ -21,7 +21,13 @@ def command(artifact: Path, as_json: bool, quiet: bool, verbose: bool) -> None:
     opened = Artifact.open(artifact)
     differences = opened.differences()
     if as_json:
-        print_json({"artifact": str(artifact), "files": len(opened.manifest.files), "differences": [d.model_dump() for d in differences]})
+        print_json(
+            {
+                "artifact": str(artifact),
+                "files": len(opened.manifest.files),
+                "differences": [d.model_dump() for d in differences],
+            }
+        )
     if differences:
         if as_json:
             raise SystemExit(CheckFailed.exit_code)

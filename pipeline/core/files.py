@@ -22,8 +22,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 __all__ = [
-    "atomic_file", "canonical_json", "explain_os_errors", "fsync_dir", "link_or_copy", "sha256_bytes", "sha256_file",
-    "sha256_json", "write_bytes", "write_json", "write_text",
+    "atomic_file",
+    "canonical_json",
+    "explain_os_errors",
+    "fsync_dir",
+    "link_or_copy",
+    "sha256_bytes",
+    "sha256_file",
+    "sha256_json",
+    "write_bytes",
+    "write_json",
+    "write_text",
 ]
 
 _CHUNK_BYTES = 1 << 20
@@ -39,12 +48,16 @@ def explain_os_errors(path: Path) -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise InputError(
                 f"no space left on the disk while writing {path}",
-                remedy="free some space or choose another --out; finished stages are kept and the next run goes on from there",
+                remedy="free some space or choose another --out; finished stages are kept for the next run",
             ) from error
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise InputError(f"cannot write {path}: {error.strerror}", remedy="choose a folder you can write to with --out") from error
+            raise InputError(
+                f"cannot write {path}: {error.strerror}", remedy="choose a folder you can write to with --out"
+            ) from error
         if error.errno in (errno.ENOTDIR, errno.EEXIST, errno.EISDIR):
-            raise InputError(f"cannot write {path}: {error.strerror}", remedy="a file and a folder are in each other's place there") from error
+            raise InputError(
+                f"cannot write {path}: {error.strerror}", remedy="a file and a folder are in each other's place there"
+            ) from error
         raise
 
 

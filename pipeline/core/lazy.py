@@ -11,7 +11,7 @@ __all__ = ["require"]
 
 
 def require(module: str, *, extra: str, purpose: str) -> Any:
-    """Import ``module`` or raise an :class:`InputError` naming what needs it and ``pip install 'quantize-trt[extra]'``."""
+    """Import ``module`` or raise an :class:`InputError` naming what needs it and the extra."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -67,7 +67,9 @@ def make_session(
     if capture:
         produced = {name for node in proto.graph.node for name in node.output} | {i.name for i in proto.graph.input}
         if missing := [name for name in capture if name not in produced]:
-            raise InputError(f"tensor {missing[0]!r} to capture does not exist in the graph ({len(missing)} missing in all)")
+            raise InputError(
+                f"tensor {missing[0]!r} to capture does not exist in the graph ({len(missing)} missing in all)"
+            )
         extended = onnx.ModelProto()
         extended.CopyFrom(proto)
         present = {output.name for output in proto.graph.output}

@@ -1,0 +1,85 @@
+"""`reports/summary.md`: the manifest as a page to read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pipeline.artifact import Manifest
+
+__all__ = ["summary_markdown"]
+
+_WORST = 10
+
+
+def summary_markdown(manifest: Manifest) -> str:
+    """Source, data, accuracy, worst layers, engines and warnings, as Markdown."""
+    data, calibration, figures = manifest.data, manifest.calibration, manifest.verification
+    params = ", ".join(f"{key} = {value:g}" for key, value in sorted(calibration.params.items()))
+    lines = [
+        f"# {manifest.name}",
+        "",
+        f"- model: `{manifest.source.spec}`, SHA-256 `{manifest.source.sha256}`",
+        f"- data: `{data.spec}`, SHA-256 `{data.sha256}`",
+        f"- calibrated with {calibration.calibrator}{f' ({params})' if params else ''} "
+        f"on {data.calibration_samples} samples, {calibration.tensors} tensors",
+        f"- verified on {data.verification_samples} samples"
+        + (" held aside from calibration" if data.held_aside else ", **the same as calibrated on**"),
+        "",
+        "## Accuracy",
+        "",
+    ]
+    if figures.get("top1_fp32") is not None:
+        fp32, int8 = 100 * figures["top1_fp32"], 100 * figures["top1_int8"]
+        lines += [f"Top-1: FP32 {fp32:.2f} %, INT8 {int8:.2f} % ({int8 - fp32:+.2f} points).", ""]
+    outputs = figures.get("outputs", [])
+    rows = [
+        (
+            f"`{output['name']}`",
+            f"{output['relative_l2_mean']:.5f}",
+            f"{output['relative_l2_max']:.5f}",
+            f"{output['cosine_mean']:.6f}",
+            "-" if output.get("argmax_agreement") is None else f"{100 * output['argmax_agreement']:.2f} %",
+        )
+        for output in outputs
+    ]
+    lines += _table(("output", "relative L2, mean", "worst sample", "cosine, mean", "arg-max agreement"), rows)
+    if worst := figures.get("worst_layers", [])[:_WORST]:
+        lines += [
+            "",
+            "## Layers with the largest error",
+            "",
+            "Relative L2 error, accumulated from the input on; all layers are in `errors.csv`.",
+            "",
+        ]
+        lines += _table(
+            ("layer", "operator", "mean", "worst sample"),
+            [(f"`{w['layer']}`", w["op"], f"{w['mean']:.5f}", f"{w['max']:.5f}") for w in worst],
+        )
+    if manifest.targets:
+        lines += ["", "## Engines", ""]
+        rows_targets = [
+            (
+                name,
+                str(record.get("version") or "-"),
+                f"{record['plan_bytes'] / 1e6:.1f} MB" if record.get("plan_bytes") else "-",
+                f"{record['build_seconds']:.1f} s" if record.get("build_seconds") is not None else "-",
+                str(record.get("device") or "-"),
+            )
+            for name, record in sorted(manifest.targets.items())
+        ]
+        lines += _table(("target", "version", "plan", "build time", "built on"), rows_targets)
+    if manifest.warnings:
+        lines += ["", "## Warnings", "", *(f"- {warning}" for warning in manifest.warnings)]
+    return "\n".join(lines) + "\n"
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    line = "| " + " | ".join(header) + " |"
+    return [
+        line,
+        "|" + " --- |" * len(header),
+        *("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows),
+    ]
