@@ -78,7 +78,10 @@ def verification_rows(manifest: Manifest) -> list[tuple[str, str]]:
         text = f"FP32 {fp32:.2f} %, INT8 {int8:.2f} % ({int8 - fp32:+.2f} points) on {count} samples"
         rows.append(("top-1", text))
     for output in figures.get("outputs", []):
-        agreement = output.get("argmax_agreement")
+        if output.get("relative_l2_mean") is None:
+            rows.append((f"output {output['name']}", str(output.get("note"))))
+            continue
+        agreement = output.get("agreement")
         text = f"relative L2 {output['relative_l2_mean']:.4f} (worst {output['relative_l2_max']:.4f})"
         text += f", cosine {output['cosine_mean']:.5f}"
         if agreement is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,19 +34,9 @@ def summary_markdown(manifest: Manifest) -> str:
     if figures.get("top1_fp32") is not None:
         fp32, int8 = 100 * figures["top1_fp32"], 100 * figures["top1_int8"]
         lines += [f"Top-1: FP32 {fp32:.2f} %, INT8 {int8:.2f} % ({int8 - fp32:+.2f} points).", ""]
-    outputs = figures.get("outputs", [])
-    rows = [
-        (
-            f"`{output['name']}`",
-            f"{output['relative_l2_mean']:.5f}",
-            f"{output['relative_l2_max']:.5f}",
-            f"{output['cosine_mean']:.6f}",
-            "-" if output.get("argmax_agreement") is None else f"{100 * output['argmax_agreement']:.2f} %",
-        )
-        for output in outputs
-    ]
+    rows = [(f"`{output['name']}`", *_output_cells(output)) for output in figures.get("outputs", [])]
     lines += _table(("output", "relative L2, mean", "worst sample", "cosine, mean", "arg-max agreement"), rows)
-    if worst := figures.get("worst_layers", [])[:_WORST]:
+    if worst := figures.get("worst", [])[:_WORST]:
         lines += [
             "",
             "## Layers with the largest error",
@@ -56,7 +46,15 @@ def summary_markdown(manifest: Manifest) -> str:
         ]
         lines += _table(
             ("layer", "operator", "mean", "worst sample"),
-            [(f"`{w['layer']}`", w["op"], f"{w['mean']:.5f}", f"{w['max']:.5f}") for w in worst],
+            [
+                (
+                    f"`{layer['layer']}`",
+                    layer["op"],
+                    f"{layer['relative_l2_mean']:.5f}",
+                    f"{layer['relative_l2_max']:.5f}",
+                )
+                for layer in worst
+            ],
         )
     if manifest.targets:
         lines += ["", "## Engines", ""]
@@ -74,6 +72,18 @@ def summary_markdown(manifest: Manifest) -> str:
     if manifest.warnings:
         lines += ["", "## Warnings", "", *(f"- {warning}" for warning in manifest.warnings)]
     return "\n".join(lines) + "\n"
+
+
+def _output_cells(output: dict[str, Any]) -> tuple[str, ...]:
+    if output.get("relative_l2_mean") is None:
+        return ("-", "-", "-", str(output.get("note") or "-"))
+    agreement = output.get("agreement")
+    return (
+        f"{output['relative_l2_mean']:.5f}",
+        f"{output['relative_l2_max']:.5f}",
+        f"{output['cosine_mean']:.6f}",
+        "-" if agreement is None else f"{100 * agreement:.2f} %",
+    )
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

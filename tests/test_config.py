@@ -1,0 +1,129 @@
+"""Configuration: text forms, precedence, and complaints that name what is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.config import BuildConfig, InputSpec, Preprocess, Profile, check_profiles, load_config, validated
+from pipeline.core.errors import InputError
+from pipeline.records import TensorSpec
+
+BASE = {"model": "m.onnx", "data": "d", "out": "o"}
+
+
+def build_config(**fields: object) -> BuildConfig:
+    config = validated(BuildConfig, {**BASE, **fields}, origin="options")
+    assert isinstance(config, BuildConfig)
+    return config
+
+
+def test_profile_text_round_trip() -> None:
+    text = "x=1x3x224x224,8x3x224x224,64x3x224x224;mask=1x16,1x16,1x16"
+    profile = Profile.parse(text)
+    assert str(profile) == text
+    assert profile.inputs["x"].max == (64, 3, 224, 224)
+    assert Profile.parse("x=2x3").inputs["x"].min == (2, 3)
+
+
+def test_profile_of_a_name_with_equals_and_colons() -> None:
+    assert Profile.parse("a:0=b=1x2,1x2,3x2").inputs["a:0=b"].max == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x=8x3,1x3,64x3", "dimension 0 needs 1 <= min <= opt <= max, got min 8, opt 1, max 64"),
+        ("x=1x3,1x3x3,1x3", "the same rank"),
+        ("x=1x3,2x3", "not NAME=MIN,OPT,MAX"),
+        ("x=1xN,1x3,1x3", "'1xN' is not a shape"),
+        ("1x3,1x3,1x3", "not NAME=MIN,OPT,MAX"),
+        ("x=0x3,1x3,1x3", "got min 0"),
+        ("x=1x3;x=2x3", "'x' twice"),
+        ("", "at least one input"),
+    ],
+)
+def test_bad_profiles_are_explained(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        build_config(profiles=[text])
+
+
+def test_profiles_from_yaml_mappings_and_text_are_equal() -> None:
+    assert build_config(profiles=[{"x": "1x3,2x3,4x3"}]).profiles == build_config(profiles=["x=1x3,2x3,4x3"]).profiles
+
+
+def test_unknown_keys_name_the_nearest() -> None:
+    with pytest.raises(InputError, match="unknown key 'batchsize'; did you mean 'batch_size'"):
+        build_config(batchsize=4)
+    with pytest.raises(InputError, match=r"unknown key 'placement.exclud'; did you mean 'exclude'"):
+        build_config(placement={"exclud": ["a"]})
+
+
+def test_preprocess_text_presets_and_keys() -> None:
+    value = Preprocess.model_validate("imagenet;crop=288x256;channels=bgr")
+    assert (value.resize, value.crop, value.channels) == ((256,), (288, 256), "bgr")
+    assert Preprocess.model_validate("mean=127;std=128").std == (128.0,)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("imagnet", "did you mean 'imagenet'"),
+        ("std=0", "must not be zero"),
+        ("crop=a", "not a list of numbers"),
+        ("croop=2", "croop"),
+    ],
+)
+def test_bad_preprocess_is_explained(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        build_config(preprocess=text)
+
+
+def test_input_spec_text() -> None:
+    spec = InputSpec.model_validate("x:Nx3x224x224:float16")
+    assert (spec.name, spec.shape, spec.dtype) == ("x", ("N", 3, 224, 224), "float16")
+    assert InputSpec.model_validate("ids:1x16").dtype == "float32"
+    with pytest.raises(InputError, match="not NAME:SHAPE:DTYPE"):
+        build_config(inputs=["x"])
+
+
+X = TensorSpec(name="x", dtype="float32", shape=("N", 3, 8, 8))
+Y = TensorSpec(name="y", dtype="float32", shape=(1, 4))
+
+
+@pytest.mark.parametrize(
+    ("profiles", "message"),
+    [
+        (["z=1x3x8x8"], "input 'z', which the model does not have"),
+        (["x=1x3x8"], "has rank 4"),
+        (
+            ["x=1x3x8x8,1x3x8x8,1x3x9x8"],
+            "dimension 2 of input 'x' is static .8. in the model, the profile has .8, 8, 9.",
+        ),
+        (["y=1x4"], "leaves out the dynamic input 'x'"),
+        ([], "input 'x' is dynamic .* and no profile is given"),
+    ],
+)
+def test_profiles_are_checked_against_the_model(profiles: list[str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        check_profiles(tuple(Profile.parse(text) for text in profiles), (X, Y))
+
+
+def test_a_fitting_profile_passes() -> None:
+    check_profiles((Profile.parse("x=1x3x8x8,2x3x8x8,4x3x8x8"),), (X, Y))
+    check_profiles((), (Y,))
+
+
+def test_config_files(tmp_path: Path) -> None:
+    path = tmp_path / "build.yaml"
+    with pytest.raises(InputError, match="does not exist"):
+        load_config(path)
+    path.write_text("a: [")
+    with pytest.raises(InputError, match="not valid YAML"):
+        load_config(path)
+    path.write_text("- a\n")
+    with pytest.raises(InputError, match="must be a mapping"):
+        load_config(path)
+    path.write_text("model: m.onnx\n")
+    assert load_config(path) == {"model": "m.onnx"}
