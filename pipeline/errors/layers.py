@@ -1,0 +1,79 @@
+"""The quantised layers of a network: which tensors are compared, and what stands beside what.
+
+Node and tensor names are the same in the FP32 and in the INT8 graph, so a layer is known by its output tensor.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.core.errors import InputError
+from pipeline.records import Record
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from pipeline.placement.plan import PlacementPlan
+
+__all__ = ["Layer", "layers_of_graph", "layers_of_plan", "load_graph"]
+
+
+class Layer(Record):
+    """One quantised node and the output by which it is compared."""
+
+    tensor: str
+    """Its first output; the key by which readings are aligned."""
+    node: str
+    op: str
+
+
+def load_graph(model: Path | Any) -> Any:
+    """An ``onnx.ModelProto`` without its external weights, or the one given.
+
+    Raises:
+        InputError: the file is missing or is no ONNX model.
+    """
+    import onnx
+
+    if isinstance(model, onnx.ModelProto):
+        return model
+    try:
+        return onnx.load(Path(model), load_external_data=False)
+    except FileNotFoundError as error:
+        raise InputError(f"model {model} does not exist") from error
+    except Exception as error:
+        raise InputError(f"{model} is not a readable ONNX model: {error}") from error
+
+
+def layers_of_plan(plan: PlacementPlan, fp32: Path | Any) -> tuple[Layer, ...]:
+    """The nodes that ``plan`` quantises, in the topological order of the FP32 graph.
+
+    Raises:
+        InputError: the plan names a node that the graph does not have.
+    """
+    chosen = {decision.node: decision for decision in plan.decisions if decision.quantized}
+    layers = _in_graph_order(load_graph(fp32).graph.node, chosen)
+    if missing := chosen.keys() - {layer.node for layer in layers}:
+        raise InputError(
+            f"the placement plan quantises the node {sorted(missing)[0]!r}, which the FP32 graph does not have ({len(missing)} in all)",
+            remedy="the plan belongs to another model; build again",
+        )
+    return layers
+
+
+def layers_of_graph(int8: Path | Any) -> tuple[Layer, ...]:
+    """The nodes of a Q/DQ graph that read a dequantised tensor, in its own order."""
+    nodes = load_graph(int8).graph.node
+    dequantised = {name for node in nodes if node.op_type == "DequantizeLinear" for name in node.output}
+    chosen = {
+        node.name
+        for node in nodes
+        if node.op_type != "QuantizeLinear" and any(name in dequantised for name in node.input)
+    }
+    return _in_graph_order(nodes, chosen)
+
+
+def _in_graph_order(nodes: Sequence[Any], chosen: Iterable[str]) -> tuple[Layer, ...]:
+    wanted = set(chosen)
+    return tuple(Layer(tensor=node.output[0], node=node.name, op=node.op_type) for node in nodes if node.name in wanted)

@@ -1,0 +1,148 @@
+"""How far one array is from another: five sums per sample in one sweep, and the figures that follow from them.
+
+For the FP32 values a and the INT8 values b of one sample, with d = a - b:
+
+- relative L2 = ‖d‖₂ / ‖a‖₂. Where a is all zeros, ‖b‖₂ takes its place: 0 when b is zero too, else 1 (all of it is error).
+- SQNR in dB = -20 log10(relative L2); +inf where a and b are equal.
+- cosine = a·b / (‖a‖₂ ‖b‖₂); 1 where both are zero, 0 where one is.
+- max absolute error = max |d|.
+
+Sums are float64 over the values in memory order, whatever the number of threads, so they are reproducible.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["METRICS", "PairSums", "pair_sums", "relative_l2", "rows_per_sample"]
+
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+Floats: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
+
+METRICS = ("relative_l2", "sqnr_db", "cosine", "max_abs")
+_PARALLEL_VALUES = 1 << 15
+"""Below this many values per call, starting threads costs more than the sweep."""
+
+
+@dataclass(frozen=True)
+class PairSums:
+    """Sums over each sample's values; every field is float64 of shape (samples,)."""
+
+    reference_square: Floats
+    other_square: Floats
+    difference_square: Floats
+    product: Floats
+    max_abs: Floats
+
+    def repeated(self, samples: int) -> PairSums:
+        """The sums of the one sample held, for ``samples`` of them."""
+        fields = (self.reference_square, self.other_square, self.difference_square, self.product, self.max_abs)
+        return PairSums(*(np.repeat(values, samples) for values in fields))
+
+    @property
+    def relative_l2(self) -> Floats:
+        return relative_l2(self.difference_square, self.reference_square, self.other_square)
+
+    @property
+    def sqnr_db(self) -> Floats:
+        with np.errstate(divide="ignore"):
+            return -20.0 * np.log10(self.relative_l2)
+
+    @property
+    def cosine(self) -> Floats:
+        norms = np.sqrt(self.reference_square) * np.sqrt(self.other_square)
+        both_zero = (self.reference_square == 0) & (self.other_square == 0)
+        value = np.divide(self.product, norms, out=np.zeros_like(norms), where=norms > 0)
+        return np.where(both_zero, 1.0, np.clip(value, -1.0, 1.0))
+
+    @property
+    def finite(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """False for a sample with a NaN or infinity on either side, shape (samples,)."""
+        return np.isfinite(self.reference_square) & np.isfinite(self.other_square)
+
+    def metric(self, name: str) -> Floats:
+        """One of :data:`METRICS`."""
+        values: Floats = getattr(self, name)
+        return values
+
+
+def relative_l2(difference_square: Floats, reference_square: Floats, other_square: Floats) -> Floats:
+    """‖d‖ / ‖a‖ from squares, with the rule for an all-zero a given at the top of this module."""
+    denominator = np.where(reference_square > 0, reference_square, other_square)
+    ratio = np.divide(difference_square, denominator, out=np.zeros_like(difference_square), where=denominator > 0)
+    return np.sqrt(ratio)
+
+
+def rows_per_sample(values: Array, samples: int) -> Array | None:
+    """``values`` as C-contiguous float32 of shape (samples, values per sample).
+
+    The first axis is the samples' own, or has a whole multiple of them, sample by sample (heads or windows folded into
+    the batch). None: the tensor has no axis for the samples.
+    """
+    if values.ndim == 0 or values.shape[0] == 0 or values.shape[0] % samples:
+        return None
+    return np.ascontiguousarray(values.reshape(samples, -1), dtype=np.float32)
+
+
+@lru_cache(maxsize=2)
+def _kernel(parallel: bool) -> Callable[[Array, Array, Floats], None]:
+    import numba
+
+    @numba.njit(parallel=parallel, nogil=True, fastmath={"reassoc", "contract"})  # type: ignore[untyped-decorator]
+    def sweep(reference: Array, other: Array, sums: Floats) -> None:
+        """sums: (samples, chunks, 5)"""
+        samples, values = reference.shape
+        chunks = sums.shape[1]
+        step = (values + chunks - 1) // chunks
+        for task in numba.prange(samples * chunks):
+            row, chunk = task // chunks, task % chunks
+            a_square = 0.0
+            b_square = 0.0
+            d_square = 0.0
+            product = 0.0
+            largest = np.float32(0.0)
+            for index in range(chunk * step, min((chunk + 1) * step, values)):
+                a = np.float64(reference[row, index])
+                b = np.float64(other[row, index])
+                d = a - b
+                a_square += a * a
+                b_square += b * b
+                d_square += d * d
+                product += a * b
+                largest = max(largest, np.float32(abs(d)))
+            sums[row, chunk, 0] = a_square
+            sums[row, chunk, 1] = b_square
+            sums[row, chunk, 2] = d_square
+            sums[row, chunk, 3] = product
+            sums[row, chunk, 4] = largest
+
+    kernel: Callable[[Array, Array, Floats], None] = sweep
+    return kernel
+
+
+_CHUNK_VALUES = 1 << 16
+
+
+def pair_sums(reference: Array, other: Array) -> PairSums:
+    """Sums for two float32 arrays of shape (samples, values per sample), C-contiguous.
+
+    Raises:
+        ValueError: the shapes differ.
+    """
+    if reference.shape != other.shape or reference.ndim != 2:
+        raise ValueError(
+            f"two arrays of the same shape (samples, values) expected, got {reference.shape} and {other.shape}"
+        )
+    samples, values = reference.shape
+    chunks = max(1, -(-values // _CHUNK_VALUES))
+    sums = np.zeros((samples, chunks, 5))
+    _kernel(reference.size >= _PARALLEL_VALUES)(reference, other, sums)
+    totals = sums[:, :, :4].sum(axis=1)
+    return PairSums(totals[:, 0], totals[:, 1], totals[:, 2], totals[:, 3], sums[:, :, 4].max(axis=1))

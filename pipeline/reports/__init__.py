@@ -1,0 +1,1 @@
+"""What people look at: heatmaps, tables, one self-contained HTML page."""

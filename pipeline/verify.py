@@ -1,0 +1,204 @@
+"""Stage 6, verify: the FP32 and the INT8 graph on held-aside samples, layer by layer, in onnxruntime.
+
+Both graphs run on the same few samples at a time; the output of every quantised layer is compared and dropped. The INT8
+graph runs without graph optimisation, as its Q/DQ nodes say and as TensorRT computes it.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from pydantic import Field
+
+from pipeline.core.errors import InputError
+from pipeline.core.files import atomic_file, write_text
+from pipeline.core.progress import SILENT, Progress
+from pipeline.errors.capture import OrtReading
+from pipeline.errors.layers import layers_of_plan
+from pipeline.errors.outputs import OutputErrors, TopOne
+from pipeline.errors.streaming import LayerErrors, paired
+from pipeline.records import Record, StageResult
+from pipeline.reports.heatmap import error_heatmap
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+    from pipeline.data.batching import Batch
+    from pipeline.placement.plan import PlacementPlan
+
+__all__ = ["ERRORS_CSV", "ERRORS_PNG", "SAMPLES_NPZ", "LayerFigures", "OutputFigures", "VerifyResult", "run"]
+
+ERRORS_CSV = "errors.csv"
+ERRORS_PNG = "errors.png"
+SAMPLES_NPZ = "samples.npz"
+_WORST_LAYERS = 10
+_SAMPLES_BYTES = 4 << 20
+_SAMPLES_KEPT = 4
+
+
+class LayerFigures(Record):
+    """Relative L2 error of one layer over the samples."""
+
+    layer: str
+    node: str
+    op: str
+    relative_l2_mean: float
+    relative_l2_max: float
+
+
+class OutputFigures(Record):
+    """One graph output, FP32 against INT8, over the samples. None: not comparable, see ``note``."""
+
+    name: str
+    relative_l2_mean: float | None = None
+    relative_l2_max: float | None = None
+    cosine_mean: float | None = None
+    cosine_min: float | None = None
+    agreement: float | None = None
+    """Share of samples (of steps, for a sequence of classes) whose arg-max along the last axis is the same."""
+    note: str = ""
+
+
+class VerifyResult(StageResult):
+    """Figures of the verification. Files: ``errors.csv``, ``errors.png``, ``samples.npz``."""
+
+    samples: int
+    held_aside: bool
+    """False: the samples were also calibrated on, so the figures flatter."""
+    layers: int
+    outputs: tuple[OutputFigures, ...]
+    top1_fp32: float | None = None
+    """Share of samples whose arg-max is their label; None without labels."""
+    top1_int8: float | None = None
+    worst: tuple[LayerFigures, ...] = Field(default=())
+    """The layers of largest mean error, worst first."""
+
+    @property
+    def top1_drop(self) -> float | None:
+        """Top-1 lost, as a share: 0.01 is one point."""
+        return None if self.top1_fp32 is None or self.top1_int8 is None else self.top1_fp32 - self.top1_int8
+
+
+def run(
+    fp32: Path,
+    int8: Path,
+    plan: PlacementPlan,
+    batches: Iterable[Batch],
+    *,
+    folder: Path,
+    labels: Mapping[int, int] | None = None,
+    held_aside: bool = True,
+    progress: Progress = SILENT,
+    total: int | None = None,
+) -> VerifyResult:
+    """Compare ``int8`` with ``fp32`` on ``batches`` and write the reports into ``folder``.
+
+    Args:
+        plan: says which nodes are quantised; their first outputs are compared.
+        labels: sample number to class, for top-1; every sample needs one.
+        held_aside: whether the samples were kept out of the calibration (recorded).
+        total: number of samples, for the progress bar.
+
+    Raises:
+        InputError: no samples, a tensor of the plan that a graph lacks, or labels that do not fit samples and classes.
+        CheckFailed: a NaN or infinity in either graph, or outputs of different shape; the tensor is named.
+    """
+    layers = layers_of_plan(plan, fp32)
+    tensors = [layer.tensor for layer in layers]
+    names = _output_names(fp32)
+    readings = (
+        OrtReading(fp32, [*tensors, *names], label="FP32 graph", optimise=True),
+        OrtReading(int8, [*tensors, *names], label="INT8 graph", optimise=False),
+    )
+    errors = LayerErrors(tensors)
+    outputs = {name: OutputErrors(name) for name in names}
+    top_one = TopOne(labels, names) if labels is not None else None
+    kept: dict[str, np.ndarray[Any, np.dtype[Any]]] = {}
+    with progress.task("verifying", total=total, unit="samples") as task:
+        for batch in batches:
+            kept = kept or _sample_record(readings, batch, names)
+            for part, reference, other in paired(readings, batch):
+                errors.add(part.samples, reference, other)
+                for output in outputs.values():
+                    output.add(part.samples, reference[output.name], other[output.name])
+                if top_one is not None:
+                    top_one.add(part.samples, reference, other)
+                task.advance(len(part.samples))
+    if not errors.samples:
+        raise InputError("no samples to verify on", remedy="give more data, or fewer --samples to calibrate on")
+    values = errors.metric("relative_l2")
+    figures = [
+        LayerFigures(
+            layer=layer.tensor,
+            node=layer.node,
+            op=layer.op,
+            relative_l2_mean=float(row.mean()),
+            relative_l2_max=float(row.max()),
+        )
+        for layer, row in zip(layers, values, strict=True)
+    ]
+    _write_csv(folder / ERRORS_CSV, figures, errors.samples, values)
+    error_heatmap(
+        folder / ERRORS_PNG,
+        values,
+        [layer.node for layer in layers],
+        errors.samples,
+        title=f"INT8 against FP32: {len(layers)} quantised layers, {len(errors.samples)} samples",
+    )
+    with atomic_file(folder / SAMPLES_NPZ) as stream:
+        np.savez_compressed(stream, **kept)  # type: ignore[arg-type]
+    return VerifyResult(
+        samples=len(errors.samples),
+        held_aside=held_aside,
+        layers=len(layers),
+        outputs=tuple(OutputFigures(name=name, **output.figures()) for name, output in outputs.items()),
+        top1_fp32=top_one.reference if top_one else None,
+        top1_int8=top_one.other if top_one else None,
+        worst=tuple(sorted(figures, key=lambda layer: -layer.relative_l2_mean)[:_WORST_LAYERS]),
+    ).at(folder)
+
+
+def _output_names(model: Path) -> list[str]:
+    from pipeline.errors.layers import load_graph
+
+    return [output.name for output in load_graph(model).graph.output]
+
+
+def _write_csv(
+    path: Path, layers: list[LayerFigures], samples: list[int], values: np.ndarray[Any, np.dtype[np.float64]]
+) -> None:
+    import csv
+
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(("layer", "node", "op", "sample", "relative_l2"))
+    for layer, row in zip(layers, values, strict=True):
+        writer.writerows(
+            (layer.layer, layer.node, layer.op, sample, f"{value:.8g}")
+            for sample, value in zip(samples, row, strict=True)
+        )
+    write_text(path, stream.getvalue())
+
+
+def _sample_record(
+    readings: tuple[OrtReading, OrtReading], batch: Batch, names: list[str]
+) -> dict[str, np.ndarray[Any, np.dtype[Any]]]:
+    """Inputs and both graphs' outputs for the first samples, for checks on the machine that serves.
+
+    Keys: ``samples`` (numbers), ``inputs/NAME``, ``fp32/NAME``, ``int8/NAME``. As many samples of the first batch as
+    fit the size limit, at least one; all of them where the model's batch is static.
+    """
+    count = len(batch.samples)
+    if not readings[0].static_batch:
+        per_sample = max(1, sum(values.nbytes for values in batch.feeds.values()) // count)
+        count = int(min(count, _SAMPLES_KEPT, max(1, _SAMPLES_BYTES // per_sample)))
+    feeds = {name: values[:count] for name, values in batch.feeds.items()}
+    record: dict[str, np.ndarray[Any, np.dtype[Any]]] = {"samples": np.asarray(batch.samples[:count])}
+    record.update({f"inputs/{name}": values for name, values in feeds.items()})
+    for kind, reading in zip(("fp32", "int8"), readings, strict=True):
+        values = reading(feeds)
+        record.update({f"{kind}/{name}": values[name] for name in names})
+    return record
