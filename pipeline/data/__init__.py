@@ -1,0 +1,21 @@
+"""Calibration and test data: sources, batches, the split into calibration and verification, labels."""
+
+from pipeline.data.batching import Batch, batched, static_batch
+from pipeline.data.labels import load_labels
+from pipeline.data.opening import open_source
+from pipeline.data.source import DataSource, Sample
+from pipeline.data.splitting import Split, select, split, split_source
+
+__all__ = [
+    "Batch",
+    "DataSource",
+    "Sample",
+    "Split",
+    "batched",
+    "load_labels",
+    "open_source",
+    "select",
+    "split",
+    "split_source",
+    "static_batch",
+]

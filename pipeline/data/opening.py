@@ -1,0 +1,59 @@
+"""From what the user typed as ``--data`` to a data source."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline.core.errors import InputError
+from pipeline.data.arrays import NpyFile, NpzFile
+from pipeline.data.callables import CallableSource
+from pipeline.data.images import IMAGE_SUFFIXES, ImageFolder
+from pipeline.usercode import parse_code
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pipeline.config import Preprocess
+    from pipeline.data.source import DataSource
+    from pipeline.records import TensorSpec
+
+__all__ = ["open_source"]
+
+
+def open_source(spec: str, inputs: Sequence[TensorSpec], preprocess: Preprocess | None) -> DataSource:
+    """The source that ``spec`` names.
+
+    Args:
+        spec: a folder of images, an ``.npy`` or ``.npz`` file, ``file.py:callable`` or ``package.module:callable``.
+        inputs: the model's inputs, batch axis included.
+        preprocess: for images only.
+
+    Raises:
+        InputError: nothing is there, it is of no known kind, or it does not fit the model's inputs.
+    """
+    path = Path(spec).expanduser()
+    if path.is_dir():
+        return ImageFolder(path, inputs, preprocess)
+    code = None if path.exists() else parse_code(spec)
+    if preprocess is not None and (path.exists() or code is not None):
+        raise InputError(
+            f"preprocessing is declared, and --data {spec} gives arrays, to which none is applied",
+            remedy="leave --preprocess out and give the arrays as the model takes them",
+        )
+    if code is not None:
+        return CallableSource(code, inputs)
+    if not path.exists():
+        raise InputError(
+            f"--data {spec} does not exist", remedy="give a folder of images, an .npy or .npz file, or file.py:callable"
+        )
+    if path.suffix == ".npy":
+        return NpyFile(path, inputs)
+    if path.suffix == ".npz":
+        return NpzFile(path, inputs)
+    remedy = "give a folder of images, an .npy or .npz file, or file.py:callable"
+    if path.suffix == ".py":
+        remedy = f"name the callable in it: {spec}:NAME"
+    elif path.suffix.lower() in IMAGE_SUFFIXES:
+        remedy = f"give the folder: {path.parent}"
+    raise InputError(f"--data {spec} is of no known kind", remedy=remedy)

@@ -1,0 +1,86 @@
+"""The child's main function: receive the task, run it, report how it ended."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+import numpy as np
+
+from .framing import read_message, write_message
+from .loading import Complaint, describe_exception, load_object, trimmed_traceback
+from .recording import FileRecorder
+
+__all__ = ["main"]
+
+_Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def main(read_descriptor: int, write_descriptor: int) -> None:
+    """Run one task. Ends the process: 0 when a final message was sent."""
+    os.set_inheritable(read_descriptor, False)
+    os.set_inheritable(write_descriptor, False)
+
+    def read_into(buffer: memoryview) -> None:
+        while len(buffer):
+            count = os.readv(read_descriptor, [buffer])
+            if not count:
+                raise EOFError
+            buffer = buffer[count:]
+
+    task, _ = read_message(read_into)
+    if task["task"] == "export":
+        from . import export  # imports torch, before the user's directory is on the path
+
+        _exit_with_parent(read_descriptor)
+    recorder = FileRecorder()
+
+    def send(header: dict[str, Any], arrays: dict[str, _Array]) -> None:
+        try:
+            write_message(write_descriptor, {**header, "opened": recorder.new_files()}, arrays)
+        except BrokenPipeError:
+            os._exit(0)  # the parent has what it wants
+
+    def wants() -> bool:
+        answer = os.read(read_descriptor, 1)
+        if not answer:
+            os._exit(0)
+        return answer == b"1"
+
+    try:
+        target = load_object(task["directory"], task["file"], task["module"], task["attribute"])
+        if task["task"] == "samples":
+            from .samples import send_samples
+
+            send_samples(target, [(name, rank) for name, rank in task["inputs"]], wants, send)
+            final: dict[str, Any] = {"kind": "end"}
+        else:
+            final = {"kind": "end", **export.export(target, task)}
+    except Complaint as complaint:
+        final = {"kind": "complaint", "message": complaint.message, "remedy": complaint.remedy}
+    except SystemExit as error:
+        final = {
+            "kind": "error",
+            "message": f"it called sys.exit({error.code!r})",
+            "traceback": trimmed_traceback(error),
+        }
+    except BaseException as error:
+        final = {"kind": "error", "message": describe_exception(error), "traceback": trimmed_traceback(error)}
+    send(final, {})
+    # No interpreter shutdown: a user's threads and worker processes must not hold up a finished task.
+    import sys
+
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _exit_with_parent(read_descriptor: int) -> None:
+    """End this process when the parent closes its end of the pipe, as it does when it dies."""
+
+    def watch() -> None:
+        if not os.read(read_descriptor, 1):
+            os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
