@@ -1,0 +1,117 @@
+"""What the engine code returns and takes: messages, devices, options, the record of a build."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from pipeline.config import Profile
+from pipeline.records import Record
+
+__all__ = ["BuildOptions", "DeviceInfo", "EngineRecord", "LayerCounts", "Message", "Severity"]
+
+Severity = Literal["internal_error", "error", "warning", "info", "verbose"]
+
+
+class Message(Record):
+    """One line from TensorRT, in the order it came."""
+
+    severity: Severity
+    source: Literal["logger", "parser", "error recorder", "check"]
+    """``check``: our own look at the graph before TensorRT sees it."""
+    text: str
+
+
+class DeviceInfo(Record):
+    """The card that an engine was built on."""
+
+    name: str
+    compute_capability: str
+    """Such as ``9.0``."""
+    driver: str
+    """Version of the NVIDIA driver, such as ``580.159.04``."""
+    memory_bytes: int
+
+
+class BuildOptions(Record):
+    """How an engine is built. None leaves a choice to this package or to TensorRT."""
+
+    fp16: bool = False
+    """The part that stays float may use FP16 kernels (weakly typed networks: TensorRT <= 10). From TensorRT 11 on, and
+    with RTX, the types are in the graph (``placement.precision: fp16``)."""
+    calibration_cache: Path | None = None
+    """Implicit INT8 (TensorRT <= 10): scales from this file instead of Q/DQ nodes in the graph."""
+    workspace_bytes: int | None = Field(default=None, ge=0)
+    optimization_level: int | None = Field(default=None, ge=0, le=5)
+    tactic_sources: tuple[str, ...] | None = None
+    """Names of ``TacticSource`` members; None: TensorRT's default."""
+    version_compatible: bool = False
+    hardware_compatibility: Literal["none", "ampere_plus", "same_compute_capability"] = "none"
+    compute_capabilities: tuple[str, ...] = ()
+    """RTX: the cards to build for, such as ``8.6``; empty: 8.0 and everything newer that it supports."""
+    max_aux_streams: int | None = Field(default=None, ge=0)
+    avg_timing_iterations: int | None = Field(default=None, ge=1)
+    timing_cache: Path | None = None
+    """Folder of the timing caches; None: no timing cache."""
+    mark_outputs: tuple[str, ...] = ()
+    """Tensors to return beside the graph's outputs (per-layer capture). Each one may prevent a fusion."""
+    verbose: bool = False
+    """Keep TensorRT's verbose messages."""
+
+    @field_validator("compute_capabilities")
+    @classmethod
+    def _compute_capabilities(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for text in value:
+            major, dot, minor = text.partition(".")
+            if not (dot and major.isdigit() and minor.isdigit()):
+                raise ValueError(f"compute capability {text!r} is not of the form 8.6")
+        return value
+
+
+class LayerCounts(Record):
+    """The engine's layers by what matters for INT8; ``layers.json`` beside the plan has them all."""
+
+    layers: int
+    convolutions_int8: int
+    convolutions_float: int
+    reformats: int
+
+
+class EngineRecord(Record):
+    """What was built, from what, with what, where."""
+
+    target: str
+    tensorrt: str
+    """Version of the TensorRT that built the engine."""
+    plan_sha256: str
+    plan_bytes: int
+    build_seconds: float
+    """Wall time of parsing and building, without the child process's start."""
+    peak_memory_bytes: int
+    """Largest resident set of the building process (``ru_maxrss``)."""
+    peak_gpu_memory_bytes: int | None
+    """Largest growth of the card's used memory during the build, sampled; None without a GPU."""
+    device: DeviceInfo | None
+    """None: built without a GPU."""
+    profiles: tuple[Profile, ...]
+    options: BuildOptions
+    timing_cache: Literal["off", "new", "reused", "not supported"]
+    layers: LayerCounts | None
+    """None where the engine could not be looked into: no GPU, or one that the engine does not run on."""
+    messages: tuple[Message, ...]
+    messages_dropped: int = 0
+    """Messages beyond the first 2,000, of severity info or verbose."""
+
+    @property
+    def built_on(self) -> str:
+        """Such as ``NVIDIA H200 (compute capability 9.0, driver 580.159.04)`` or ``built without a GPU``."""
+        if self.device is None:
+            return "built without a GPU"
+        device = self.device
+        return f"{device.name} (compute capability {device.compute_capability}, driver {device.driver})"
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return tuple(message.text for message in self.messages if message.severity == "warning")
