@@ -380,10 +380,19 @@ class _Build:
             inputs=export.inputs,
             outputs=export.outputs,
             profiles=tuple(str(profile) for profile in self.config.profiles),
-            targets={target: stage.result.record.model_dump(mode="json") for target, stage in built.items()},
+            targets={target: target_record(stage.result) for target, stage in built.items()},
             verification=verified.result.model_dump(mode="json", exclude={"dependencies"}),
             warnings=(*export.warnings, *calibration.warnings, *quantized.result.warnings),
         )
+
+
+def target_record(result: BuildResult) -> dict[str, Any]:
+    """What the manifest says of one target; TensorRT's messages are in its ``build.json``."""
+    engine = result.engine
+    if engine is None:
+        return {"version": f"onnxruntime {result.onnxruntime}"}
+    record = engine.model_dump(mode="json", exclude={"messages", "profiles"})
+    return {**record, "version": engine.tensorrt, "built_on": engine.built_on}
 
 
 def _own_version() -> str:

@@ -104,7 +104,7 @@ def targets_table(manifest: Manifest) -> Table:
             f"{size / 1e6:.1f} MB" if size else "-",
             f"{seconds:.1f} s" if seconds is not None else "-",
             f"{peak / 1e6:.0f} MB" if peak else "-",
-            str(record.get("device") or ""),
+            str(record.get("built_on") or ""),
         )
     return table
 

@@ -64,7 +64,7 @@ def summary_markdown(manifest: Manifest) -> str:
                 str(record.get("version") or "-"),
                 f"{record['plan_bytes'] / 1e6:.1f} MB" if record.get("plan_bytes") else "-",
                 f"{record['build_seconds']:.1f} s" if record.get("build_seconds") is not None else "-",
-                str(record.get("device") or "-"),
+                str(record.get("built_on") or "-"),
             )
             for name, record in sorted(manifest.targets.items())
         ]
