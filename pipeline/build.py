@@ -9,7 +9,7 @@ from pipeline.core.errors import InputError
 from pipeline.core.files import write_text
 from pipeline.core.progress import SILENT
 from pipeline.engine.builder import build_engine
-from pipeline.engine.records import BuildOptions, EngineRecord
+from pipeline.engine.records import DEFAULT_OPTIONS, BuildOptions, EngineRecord
 from pipeline.records import StageResult
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def run(
     target: str,
     profiles: Sequence[Profile],
     folder: Path,
-    options: BuildOptions = BuildOptions(),
+    options: BuildOptions = DEFAULT_OPTIONS,
     timeout_s: float | None = None,
     progress: Progress = SILENT,
 ) -> BuildResult:
@@ -62,8 +62,13 @@ def run(
     elif target in ("rtx", "tensorrt"):
         with progress.task(f"building the {target} engine", total=None, unit="steps"):
             engine = build_engine(
-                model_int8, target=target, profiles=profiles, plan_path=folder / PLAN_FILE, options=options,
-                timeout_s=timeout_s, progress=progress,
+                model_int8,
+                target=target,
+                profiles=profiles,
+                plan_path=folder / PLAN_FILE,
+                options=options,
+                timeout_s=timeout_s,
+                progress=progress,
             )
         for text in engine.warnings:
             progress.note(f"{target}: {text}")

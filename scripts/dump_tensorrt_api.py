@@ -46,7 +46,12 @@ def needed_libraries(library: Path) -> list[str]:
 
 
 def loadable(soname: str) -> bool:
-    return subprocess.run([sys.executable, "-c", f"import ctypes; ctypes.CDLL({soname!r})"], capture_output=True).returncode == 0
+    return (
+        subprocess.run(
+            [sys.executable, "-c", f"import ctypes; ctypes.CDLL({soname!r})"], capture_output=True
+        ).returncode
+        == 0
+    )
 
 
 def write_stub(folder: Path, soname: str, symbols: list[str], *, versioned: bool) -> None:
@@ -61,7 +66,9 @@ def write_stub(folder: Path, soname: str, symbols: list[str], *, versioned: bool
 
 
 def undefined_symbols(library: Path) -> list[str]:
-    return subprocess.run(["nm", "-D", "--undefined-only", library], check=True, capture_output=True, text=True).stdout.split()
+    return subprocess.run(
+        ["nm", "-D", "--undefined-only", library], check=True, capture_output=True, text=True
+    ).stdout.split()
 
 
 def prepare_wheel(wheel: Path, folder: Path) -> tuple[str, str]:
@@ -83,8 +90,17 @@ def prepare_wheel(wheel: Path, folder: Path) -> tuple[str, str]:
                 continue
             words = undefined_symbols(library)
             tagged = sorted({word.split("@")[0] for word in words if word.endswith(f"@{soname}")})
-            plain = sorted({word for word in words if re.fullmatch(r"\w+_INTERNAL|getInferLibVersion|getNvOnnxParserVersion|"
-                                                                  r"getPluginRegistry|getBuilderPluginRegistry|initLibNvInferPlugins", word)})
+            plain = sorted(
+                {
+                    word
+                    for word in words
+                    if re.fullmatch(
+                        r"\w+_INTERNAL|getInferLibVersion|getNvOnnxParserVersion|"
+                        r"getPluginRegistry|getBuilderPluginRegistry|initLibNvInferPlugins",
+                        word,
+                    )
+                }
+            )
             write_stub(stubs, soname, tagged or plain, versioned=bool(tagged))
     if package.name != "tensorrt":  # the bindings wheels name their package after themselves
         (site / "tensorrt").symlink_to(package.name)
@@ -104,10 +120,14 @@ def main() -> None:
         if args.wheel:
             module, libraries = prepare_wheel(args.wheel, Path(scratch))
             environment |= {"PYTHONPATH": str(Path(scratch) / "site"), "LD_LIBRARY_PATH": libraries}
-        result = subprocess.run([args.python, "-c", CHILD, module], check=True, capture_output=True, text=True, env=environment)
-    value = json.loads(result.stdout[result.stdout.index("{"):])
+        result = subprocess.run(
+            [args.python, "-c", CHILD, module], check=True, capture_output=True, text=True, env=environment
+        )
+    value = json.loads(result.stdout[result.stdout.index("{") :])
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(value, indent=None, separators=(",", ":"), sort_keys=True).replace('],"', '],\n"') + "\n")
+    args.out.write_text(
+        json.dumps(value, indent=None, separators=(",", ":"), sort_keys=True).replace('],"', '],\n"') + "\n"
+    )
     print(f"{args.out}: {value['version']}, {len(value['classes'])} classes, {len(value['enums'])} enums")
 
 

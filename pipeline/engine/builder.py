@@ -15,7 +15,7 @@ from pipeline.core.progress import SILENT
 from pipeline.engine.inspect import count_layers
 from pipeline.engine.messages import worst_words
 from pipeline.engine.process import run_child
-from pipeline.engine.records import BuildOptions, EngineRecord, Message
+from pipeline.engine.records import DEFAULT_OPTIONS, BuildOptions, EngineRecord, Message
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,7 +72,7 @@ def build_engine(
     target: str,
     profiles: Sequence[Profile],
     plan_path: Path,
-    options: BuildOptions = BuildOptions(),
+    options: BuildOptions = DEFAULT_OPTIONS,
     timeout_s: float | None = None,
     progress: Progress = SILENT,
 ) -> EngineRecord:
@@ -96,8 +96,11 @@ def build_engine(
     os.close(handle)
     temp = Path(name)
     request = {
-        "target": target, "model": str(Path(model).resolve()), "plan": str(temp.resolve()),
-        "profiles": [profile.model_dump(mode="json") for profile in profiles], "options": options.model_dump(mode="json"),
+        "target": target,
+        "model": str(Path(model).resolve()),
+        "plan": str(temp.resolve()),
+        "profiles": [profile.model_dump(mode="json") for profile in profiles],
+        "options": options.model_dump(mode="json"),
     }
     conversation = _Conversation(progress)
     try:
@@ -133,7 +136,12 @@ def _last_words(conversation: _Conversation) -> str:
 
 
 def _finish(
-    conversation: _Conversation, target: str, profiles: Sequence[Profile], options: BuildOptions, temp: Path, plan_path: Path,
+    conversation: _Conversation,
+    target: str,
+    profiles: Sequence[Profile],
+    options: BuildOptions,
+    temp: Path,
+    plan_path: Path,
     peak_memory_bytes: int,
 ) -> EngineRecord:
     result = dict(conversation.result or {})
@@ -141,9 +149,16 @@ def _finish(
     if layers is not None:
         write_text(plan_path.with_name(LAYERS_FILE), layers)
     record = EngineRecord(
-        target=target, plan_sha256=sha256_file(temp), plan_bytes=temp.stat().st_size, peak_memory_bytes=peak_memory_bytes,
-        profiles=tuple(profiles), options=options, layers=count_layers(layers) if layers is not None else None,
-        messages=tuple(conversation.messages), messages_dropped=conversation.dropped, **result,
+        target=target,
+        plan_sha256=sha256_file(temp),
+        plan_bytes=temp.stat().st_size,
+        peak_memory_bytes=peak_memory_bytes,
+        profiles=tuple(profiles),
+        options=options,
+        layers=count_layers(layers) if layers is not None else None,
+        messages=tuple(conversation.messages),
+        messages_dropped=conversation.dropped,
+        **result,
     )
     with explain_os_errors(plan_path):
         temp.chmod(0o644)

@@ -41,7 +41,9 @@ def cache_for(api: Api, path: Path) -> bytes:
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is not a calibration cache: it is not text") from error
     if not _HEADER.match(first.strip()):
-        raise InputError(f"{path} is not a calibration cache: its first line is {first[:60]!r}, expected TRT-VERSION-ALGORITHM")
+        raise InputError(
+            f"{path} is not a calibration cache: its first line is {first[:60]!r}, expected TRT-VERSION-ALGORITHM"
+        )
     entries = [line for line in lines if line.strip()]
     if not entries:
         raise InputError(f"calibration cache {path} has no scales")
@@ -51,7 +53,9 @@ def cache_for(api: Api, path: Path) -> bytes:
             raise InputError(f"calibration cache {path}: {line!r} is not of the form 'tensor: hexadecimal float32'")
         exponent = int(digits, 16) >> 23 & 0xFF
         if int(digits, 16) >> 31 or int(digits, 16) == 0 or exponent == 0xFF:
-            raise InputError(f"calibration cache {path}: the scale of {name!r} is not a positive finite number ({digits})")
+            raise InputError(
+                f"calibration cache {path}: the scale of {name!r} is not a positive finite number ({digits})"
+            )
     return "\n".join([header(api), *entries, ""]).encode()
 
 

@@ -45,9 +45,12 @@ class _Constants:
                 if (value := node.attributes.get("value")) is not None and value.tensor is not None:
                     self.tensors[node.outputs[0]] = value.tensor
                 self.known.update(node.outputs)
-            elif node.inputs and not any(a.graphs for a in node.attributes.values()) and all(
-                name in self.known for name in node.inputs if name
-            ) and not node.op_type.startswith("Random"):
+            elif (
+                node.inputs
+                and not any(a.graphs for a in node.attributes.values())
+                and all(name in self.known for name in node.inputs if name)
+                and not node.op_type.startswith("Random")
+            ):
                 self.known.update(node.outputs)
             for attribute in node.attributes.values():
                 for subgraph in attribute.graphs:
@@ -77,11 +80,18 @@ def check_model(path: Path, model: Model, api: Api) -> tuple[Message, ...]:
             remedy="export the model with opset 17, which every version reads",
         )
     constants = _Constants(model)
-    problems = [text for _, node in model.graph.walk() if node.op_type in _QDQ and not node.domain for text in _qdq_problems(node, constants, opset)]
+    problems = [
+        text
+        for _, node in model.graph.walk()
+        if node.op_type in _QDQ and not node.domain
+        for text in _qdq_problems(node, constants, opset)
+    ]
     if problems:
         more = f"\n  and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
         raise InputError(
-            f"{path}: {len(problems)} quantisation nodes that {api.title} would read wrongly:\n  " + "\n  ".join(problems[:_SHOWN]) + more,
+            f"{path}: {len(problems)} quantisation nodes that {api.title} would read wrongly:\n  "
+            + "\n  ".join(problems[:_SHOWN])
+            + more,
             remedy="quantise symmetrically to int8: an explicit int8 zero point of 0, constant positive scales, an explicit axis",
         )
     return tuple(Message(severity="warning", source="check", text=text) for text in _float_fallbacks(model, constants))

@@ -20,7 +20,7 @@ from pipeline.engine.onnx_wire import Model, read_model
 from pipeline.engine.process import Reporter, Sampler, die_with_parent
 from pipeline.engine.records import BuildOptions, DeviceInfo, Message
 
-__all__ = ["Request", "main"]
+__all__ = ["main", "workspace_limit"]
 
 _UNSUPPORTED = ("UNSUPPORTED_NODE", "UNSUPPORTED_GRAPH")
 _WORKSPACE_FLOOR_BYTES = 1 << 30
@@ -31,12 +31,15 @@ _WORKSPACE_CARD_SHARE = 0.5
 class Build:
     """One build, step by step. Whatever TensorRT says goes to ``reporter`` at once and into ``messages``."""
 
-    def __init__(self, api: Api, model_path: Path, profiles: tuple[Profile, ...], options: BuildOptions, reporter: Reporter) -> None:
+    def __init__(
+        self, api: Api, model_path: Path, profiles: tuple[Profile, ...], options: BuildOptions, reporter: Reporter
+    ) -> None:
         self.api, self.path, self.profiles, self.options, self.reporter = api, model_path, profiles, options, reporter
         self.messages: list[Message] = []
         self.device = describe_device()
 
     def receive(self, message: Message) -> None:
+        message = message.model_copy(update={"text": message.text.replace(f"{self.path.parent}{os.sep}", "")})
         self.messages.append(message)
         self.reporter.send("message", **message.model_dump())
 
@@ -45,14 +48,20 @@ class Build:
         api, options = self.api, self.options
         api.check_options(options)
         if not api.builds_without_gpu and self.device is None:
-            raise ToolError(f"{api.title} cannot build here: {no_device_reason()}", remedy="build on the machine that serves: quantize build --from ARTIFACT --target tensorrt")
+            raise ToolError(
+                f"{api.title} cannot build here: {no_device_reason()}",
+                remedy="build on the machine that serves: quantize build --from ARTIFACT --target tensorrt",
+            )
         model = read_model(self.path)
         check_profiles(self.profiles, model.inputs)
         for message in check_model(self.path, model, api):
             self.receive(message)
         implicit = options.calibration_cache is not None
         if implicit and model.quantised:
-            raise InputError(f"{self.path} has Q/DQ nodes: TensorRT would ignore the calibration cache", remedy="give the FP32 model to --implicit")
+            raise InputError(
+                f"{self.path} has Q/DQ nodes: TensorRT would ignore the calibration cache",
+                remedy="give the FP32 model to --implicit",
+            )
         cache = cache_for(api, options.calibration_cache) if options.calibration_cache is not None else b""
 
         self.logger = make_logger(api, self.receive, verbose=options.verbose)
@@ -83,7 +92,10 @@ class Build:
             self._watch_progress(config)
             plan = builder.build_serialized_network(network, config)
             if asked:
-                raise InputError(f"{api.title} did not accept the calibration cache {options.calibration_cache}: it asked for data", remedy="calibrate again")
+                raise InputError(
+                    f"{api.title} did not accept the calibration cache {options.calibration_cache}: it asked for data",
+                    remedy="calibrate again",
+                )
             if plan is None:
                 raise ToolError(self._failed("builds no engine"))
             seconds = time.perf_counter() - start
@@ -91,22 +103,31 @@ class Build:
             timing_cache.save(config, cache_path)
         for text in skipped_tactics(self.messages)[:1]:
             limit = config.get_memory_pool_limit(api.trt.MemoryPoolType.WORKSPACE)
-            self.receive(Message(
-                severity="warning", source="check",
-                text=f"the workspace limit of {limit / 2**20:.0f} MiB made TensorRT leave kernels out, faster ones perhaps "
-                f"({text}); raise it: --workspace",
-            ))
+            self.receive(
+                Message(
+                    severity="warning",
+                    source="check",
+                    text=f"the workspace limit of {limit / 2**20:.0f} MiB made TensorRT leave kernels out, faster ones perhaps "
+                    f"({text}); raise it: --workspace",
+                )
+            )
         data = memoryview(plan)
         _write(plan_path, data)
         layers = self._layers(data)
         return {
-            "tensorrt": api.version, "build_seconds": seconds, "peak_gpu_memory_bytes": sampler.growth,
-            "device": self.device.model_dump() if self.device else None, "timing_cache": cache_state, "layers": layers,
+            "tensorrt": api.version,
+            "build_seconds": seconds,
+            "peak_gpu_memory_bytes": sampler.growth,
+            "device": self.device.model_dump() if self.device else None,
+            "timing_cache": cache_state,
+            "layers": layers,
         }
 
     def _failed(self, what: str) -> str:
         words = worst_words(self.messages)
-        return f"{self.api.title} {what}" + (f" from {self.path}:\n  {words}" if words else f" from {self.path}, and says nothing more")
+        return f"{self.api.title} {what}" + (
+            f" from {self.path}:\n  {words}" if words else f" from {self.path}, and says nothing more"
+        )
 
     def _parse_error(self, builder: Any, parser: Any, model: Model) -> QuantizeError:
         """Every error that the parser has, with node name and operator."""
@@ -129,8 +150,16 @@ class Build:
         if unsupported and len(lines) == 1:
             lines += self._more_unsupported(builder, model, lines[0])
         joined = "\n  ".join(lines) if lines else worst_words(self.messages) or "no reason given"
-        title = f"{self.api.title} cannot import {len(lines)} nodes of {self.path}" if unsupported else f"{self.api.title} cannot import {self.path}"
-        remedy = "replace these operators in the model, or build for target onnx" if unsupported else "check the graph at this node"
+        title = (
+            f"{self.api.title} cannot import {len(lines)} nodes of {self.path}"
+            if unsupported
+            else f"{self.api.title} cannot import {self.path}"
+        )
+        remedy = (
+            "replace these operators in the model, or build for target onnx"
+            if unsupported
+            else "check the graph at this node"
+        )
         return InputError(f"{title}:\n  {joined}", remedy=remedy)
 
     def _more_unsupported(self, builder: Any, model: Model, known: str) -> list[str]:
@@ -158,7 +187,9 @@ class Build:
             if name in present:
                 continue
             if name not in tensors:
-                raise InputError(f"tensor {name!r} to return does not exist in {self.api.title}'s network of {self.path}")
+                raise InputError(
+                    f"tensor {name!r} to return does not exist in {self.api.title}'s network of {self.path}"
+                )
             network.mark_output(tensors[name])
 
     def _configure(self, config: Any, model: Model) -> None:
@@ -166,7 +197,11 @@ class Build:
         api.set_precision_flags(config, options, quantised=model.quantised, half=model.uses_half)
         api.set_target(config, options)
         config.profiling_verbosity = api.trt.ProfilingVerbosity.DETAILED
-        limit = options.workspace_bytes if options.workspace_bytes is not None else workspace_limit(self.path, model, self.device)
+        limit = (
+            options.workspace_bytes
+            if options.workspace_bytes is not None
+            else workspace_limit(self.path, model, self.device)
+        )
         if limit is not None:
             config.set_memory_pool_limit(api.trt.MemoryPoolType.WORKSPACE, limit)
         if options.optimization_level is not None:
@@ -198,15 +233,21 @@ class Build:
             config.set_calibration_profile(handle)
 
     def _timing_cache(self, config: Any) -> tuple[Path | None, str]:
-        folder = self.options.timing_cache
-        if folder is None:
+        if not self.options.timing_cache:
             return None, "off"
         if not self.api.timing_caches or self.device is None:
             return None, "not supported"
+        folder = self.options.timing_cache_folder or timing_cache.default_folder()
         path = timing_cache.cache_file(folder, self.api, self.device)
         self.cache, state = timing_cache.attach(config, path)
         if state == "rejected":
-            self.receive(Message(severity="warning", source="check", text=f"TensorRT rejects the timing cache {path}: it is started afresh"))
+            self.receive(
+                Message(
+                    severity="warning",
+                    source="check",
+                    text=f"TensorRT rejects the timing cache {path}: it is started afresh",
+                )
+            )
             state = "new"
         return path, state
 
@@ -253,7 +294,10 @@ def workspace_limit(path: Path, model: Model, device: DeviceInfo | None) -> int 
     """
     if device is None:
         return None
-    return min(max(_WORKSPACE_PER_MODEL_BYTE * model.file_bytes, _WORKSPACE_FLOOR_BYTES), int(_WORKSPACE_CARD_SHARE * device.memory_bytes))
+    return min(
+        max(_WORKSPACE_PER_MODEL_BYTE * model.file_bytes, _WORKSPACE_FLOOR_BYTES),
+        int(_WORKSPACE_CARD_SHARE * device.memory_bytes),
+    )
 
 
 def _write(path: Path, data: memoryview) -> None:

@@ -166,7 +166,8 @@ class Api:
             parser.supports_model_v2(model, path)
             groups = [
                 parser.get_subgraph_nodes(number)
-                for number in range(parser.num_subgraphs) if not parser.is_subgraph_supported(number)
+                for number in range(parser.num_subgraphs)
+                if not parser.is_subgraph_supported(number)
             ]
         else:
             groups = [nodes for nodes, supported in parser.supports_model(model, path)[1] if not supported]
@@ -232,5 +233,3 @@ def load_api(target: str) -> Api:
             remedy=f"pip install --upgrade 'quantize-trt[{extra}]'",
         )
     return api
-
-

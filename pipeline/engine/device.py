@@ -75,8 +75,10 @@ def describe_device(number: int = 0) -> DeviceInfo | None:
     if any(calls):
         raise ToolError(f"the NVIDIA driver does not describe device {number}: status codes {calls}")
     return DeviceInfo(
-        name=name.value.decode(), compute_capability=f"{major.value}.{minor.value}",
-        driver=driver_version() or "unknown", memory_bytes=total.value,
+        name=name.value.decode(),
+        compute_capability=f"{major.value}.{minor.value}",
+        driver=driver_version() or "unknown",
+        memory_bytes=total.value,
     )
 
 
@@ -87,7 +89,8 @@ class MemoryMeter:
         self._nvml, self._handle = _library(_NVML_LIBRARY), ctypes.c_void_p()
         bus = _pci_bus_id(number)
         if self._nvml is not None and (
-            bus is None or self._nvml.nvmlInit_v2()
+            bus is None
+            or self._nvml.nvmlInit_v2()
             or self._nvml.nvmlDeviceGetHandleByPciBusId_v2(bus, ctypes.byref(self._handle))
         ):
             self._nvml = None

@@ -17,9 +17,22 @@ from pipeline.records import Record
 __all__ = ["EngineLayer", "LayerTensor", "count_layers", "parse_layers"]
 
 _DTYPES = {
-    "fp32": "float32", "float32": "float32", "float": "float32", "fp16": "float16", "half": "float16", "float16": "float16",
-    "bf16": "bfloat16", "int8": "int8", "uint8": "uint8", "int32": "int32", "int64": "int64", "bool": "bool", "fp8": "float8",
-    "int4": "int4", "fp4": "float4", "e8m0": "e8m0",
+    "fp32": "float32",
+    "float32": "float32",
+    "float": "float32",
+    "fp16": "float16",
+    "half": "float16",
+    "float16": "float16",
+    "bf16": "bfloat16",
+    "int8": "int8",
+    "uint8": "uint8",
+    "int32": "int32",
+    "int64": "int64",
+    "bool": "bool",
+    "fp8": "float8",
+    "int4": "int4",
+    "fp4": "float4",
+    "e8m0": "e8m0",
 }
 _DTYPE_WORD = re.compile(r"\b(" + "|".join(sorted(_DTYPES, key=len, reverse=True)) + r")\b", re.IGNORECASE)
 _CONVOLUTIONS = ("convolution", "deconvolution")
@@ -87,7 +100,10 @@ def parse_layers(text: str) -> tuple[EngineLayer, ...]:
         value = json.loads(text)
         layers = value["Layers"]
     except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"not the engine inspector's JSON: {error}", remedy="save get_engine_information(LayerInformationFormat.JSON)") from error
+        raise InputError(
+            f"not the engine inspector's JSON: {error}",
+            remedy="save get_engine_information(LayerInformationFormat.JSON)",
+        ) from error
     return tuple(_layer(item) for item in layers)
 
 
@@ -102,10 +118,16 @@ def _layer(item: Any) -> EngineLayer:
     if isinstance(maps, int) and inputs and len(inputs[0].shape) >= 3:
         channels = (inputs[0].shape[1], maps)
     return EngineLayer(
-        name=str(item.get("Name", "")), kind=str(item.get("LayerType", "")), operation=str(item.get("ParameterType", "")),
-        inputs=inputs, outputs=tuple(_tensor(tensor) for tensor in item.get("Outputs", ())),
-        weights_dtype=weights_dtype, channels=channels, groups=int(item.get("Groups", 1)),
-        tactic=str(item.get("TacticName") or item.get("TacticValue") or ""), metadata=str(item.get("Metadata", "")),
+        name=str(item.get("Name", "")),
+        kind=str(item.get("LayerType", "")),
+        operation=str(item.get("ParameterType", "")),
+        inputs=inputs,
+        outputs=tuple(_tensor(tensor) for tensor in item.get("Outputs", ())),
+        weights_dtype=weights_dtype,
+        channels=channels,
+        groups=int(item.get("Groups", 1)),
+        tactic=str(item.get("TacticName") or item.get("TacticValue") or ""),
+        metadata=str(item.get("Metadata", "")),
     )
 
 
@@ -115,7 +137,9 @@ def _tensor(item: Any) -> LayerTensor:
     else:
         format_text, dtype_text = str(item.get("Format", "")), str(item.get("Datatype", item.get("DataType", "")))
     return LayerTensor(
-        name=str(item.get("Name", "")), dtype=_dtype(dtype_text), format=format_text,
+        name=str(item.get("Name", "")),
+        dtype=_dtype(dtype_text),
+        format=format_text,
         shape=tuple(int(dim) for dim in item.get("Dimensions", ())),
     )
 

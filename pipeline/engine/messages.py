@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-from pipeline.engine.records import Message
+from pipeline.engine.records import Message, Severity
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,17 +18,24 @@ NO_DRIVER_MARK = "cudaError 35"
 """Without a driver RTX adds a line with this to every error: it says nothing about the error."""
 
 _SKIPPED_TACTICS = (
-    "Device memory is insufficient to use tactic", "insufficient memory on requested size", "due to insufficient workspace",
-    "do not have sufficient workspace memory", "within workspace limit", "ran out of scratch memory",
+    "Device memory is insufficient to use tactic",
+    "insufficient memory on requested size",
+    "due to insufficient workspace",
+    "do not have sufficient workspace memory",
+    "within workspace limit",
+    "ran out of scratch memory",
 )
 
 
 def make_logger(api: Api, receive: Callable[[Message], None], *, verbose: bool) -> Any:
     """A TensorRT logger that hands each line to ``receive``. TensorRT keeps one logger per process: the first."""
     trt = api.trt
-    severities = {
-        trt.ILogger.INTERNAL_ERROR: "internal_error", trt.ILogger.ERROR: "error", trt.ILogger.WARNING: "warning",
-        trt.ILogger.INFO: "info", trt.ILogger.VERBOSE: "verbose",
+    severities: dict[Any, Severity] = {
+        trt.ILogger.INTERNAL_ERROR: "internal_error",
+        trt.ILogger.ERROR: "error",
+        trt.ILogger.WARNING: "warning",
+        trt.ILogger.INFO: "info",
+        trt.ILogger.VERBOSE: "verbose",
     }
 
     class Logger(trt.ILogger):  # type: ignore[name-defined,misc]
@@ -36,7 +43,7 @@ def make_logger(api: Api, receive: Callable[[Message], None], *, verbose: bool) 
             trt.ILogger.__init__(self)
 
         def log(self, severity: Any, text: str) -> None:
-            name = severities.get(severity, "error")
+            name: Severity = severities.get(severity, "error")
             if verbose or name != "verbose":
                 receive(Message(severity=name, source="logger", text=text))
 
@@ -85,7 +92,11 @@ def make_error_recorder(api: Api, receive: Callable[[Message], None]) -> Any:
 def worst_words(messages: list[Message] | tuple[Message, ...], *, limit: int = 5) -> str:
     """TensorRT's own words for why it failed: its errors, else its warnings, joined; empty when it said nothing."""
     for wanted in (("internal_error", "error"), ("warning",)):
-        texts = [m.text.strip() for m in messages if m.severity in wanted and m.source != "check" and NO_DRIVER_MARK not in m.text]
+        texts = [
+            m.text.strip()
+            for m in messages
+            if m.severity in wanted and m.source != "check" and NO_DRIVER_MARK not in m.text
+        ]
         if texts:
             return "\n  ".join(dict.fromkeys(texts[-limit:]))
     return ""

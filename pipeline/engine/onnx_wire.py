@@ -23,8 +23,22 @@ if TYPE_CHECKING:
 __all__ = ["DTYPES", "Attribute", "Graph", "Model", "Node", "Tensor", "read_model"]
 
 DTYPES = {
-    1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64", 8: "string", 9: "bool",
-    10: "float16", 11: "float64", 12: "uint32", 13: "uint64", 14: "complex64", 15: "complex128", 16: "bfloat16",
+    1: "float32",
+    2: "uint8",
+    3: "int8",
+    4: "uint16",
+    5: "int16",
+    6: "int32",
+    7: "int64",
+    8: "string",
+    9: "bool",
+    10: "float16",
+    11: "float64",
+    12: "uint32",
+    13: "uint64",
+    14: "complex64",
+    15: "complex128",
+    16: "bfloat16",
 }
 """``TensorProto.DataType`` by number; the rest (float8, int4, ...) is shown as ``type 17``."""
 
@@ -118,7 +132,16 @@ class Tensor:
 
     def values(self) -> np.ndarray | None:
         """The elements, flat; None when they lie in another file or are of a type numpy lacks."""
-        if self.external or self.dtype not in ("float32", "float16", "float64", "uint8", "int8", "int32", "int64", "bool"):
+        if self.external or self.dtype not in (
+            "float32",
+            "float16",
+            "float64",
+            "uint8",
+            "int8",
+            "int32",
+            "int64",
+            "bool",
+        ):
             return None
         if self._raw is not None:
             return np.frombuffer(self._raw, dtype=np.dtype(self.dtype).newbyteorder("<"))
@@ -338,7 +361,11 @@ def read_model(path: Path) -> Model:
                         version = _signed(content)
                 model.opsets["" if domain == "ai.onnx" else domain] = version
     except (ValueError, IndexError, struct.error) as error:
-        raise InputError(f"{path} is not a readable ONNX model: {error}", remedy="write the ONNX model again") from error
+        raise InputError(
+            f"{path} is not a readable ONNX model: {error}", remedy="write the ONNX model again"
+        ) from error
     if not model.graph.outputs:
-        raise InputError(f"{path} is not a usable ONNX model: its graph has no outputs", remedy="write the ONNX model again")
+        raise InputError(
+            f"{path} is not a usable ONNX model: its graph has no outputs", remedy="write the ONNX model again"
+        )
     return model

@@ -12,9 +12,9 @@ import subprocess
 import sys
 
 from pipeline.core.errors import QuantizeError
-from pipeline.engine.process import python_command
 from pipeline.engine.compat import MODULES, load_api
 from pipeline.engine.device import describe_device, no_device_reason
+from pipeline.engine.process import python_command
 from pipeline.records import Record
 
 __all__ = ["TargetStatus", "default_targets", "probe"]
@@ -51,7 +51,7 @@ def _runs_rtx(compute_capability: str) -> bool:
     return compute_capability in _RTX_RUNS_ON or major > 12
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def probe(target: str) -> TargetStatus:
     """Whether ``target`` (rtx, tensorrt or onnx) works here. Asked once per process."""
     version = _version(target)
@@ -65,17 +65,25 @@ def probe(target: str) -> TargetStatus:
         return TargetStatus(name=target, works=False, version=None, reason=reason)
     missing = no_device_reason()
     if target == "tensorrt" and missing:
-        return TargetStatus(name=target, works=False, version=version, reason=f"{missing}; TensorRT builds on the card it runs on")
+        return TargetStatus(
+            name=target, works=False, version=version, reason=f"{missing}; TensorRT builds on the card it runs on"
+        )
     try:
         answer = subprocess.run(
-            python_command("pipeline.engine.probe", target), capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+            python_command("pipeline.engine.probe", target),
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         return TargetStatus(name=target, works=False, version=version, reason=f"no builder within {_TIMEOUT_S} s")
     if answer.returncode:
         words = (answer.stderr or answer.stdout).strip().splitlines()
         how = f"signal {-answer.returncode}" if answer.returncode < 0 else f"status {answer.returncode}"
-        return TargetStatus(name=target, works=False, version=version, reason=f"its process ended with {how}: {' '.join(words[-2:])}")
+        return TargetStatus(
+            name=target, works=False, version=version, reason=f"its process ended with {how}: {' '.join(words[-2:])}"
+        )
     return TargetStatus.model_validate_json(answer.stdout.splitlines()[-1])
 
 

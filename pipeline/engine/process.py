@@ -72,7 +72,10 @@ def run_child(
         try:
             child = subprocess.Popen(
                 python_command(module, *arguments, str(send)),
-                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, pass_fds=(send,),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                pass_fds=(send,),
                 start_new_session=True,
             )
         finally:

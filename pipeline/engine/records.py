@@ -10,7 +10,7 @@ from pydantic import Field, field_validator
 from pipeline.config import Profile
 from pipeline.records import Record
 
-__all__ = ["BuildOptions", "DeviceInfo", "EngineRecord", "LayerCounts", "Message", "Severity"]
+__all__ = ["DEFAULT_OPTIONS", "BuildOptions", "DeviceInfo", "EngineRecord", "LayerCounts", "Message", "Severity"]
 
 Severity = Literal["internal_error", "error", "warning", "info", "verbose"]
 
@@ -34,6 +34,9 @@ class DeviceInfo(Record):
     """Version of the NVIDIA driver, such as ``580.159.04``."""
     memory_bytes: int
 
+    def __str__(self) -> str:
+        return f"{self.name} (compute capability {self.compute_capability}, driver {self.driver})"
+
 
 class BuildOptions(Record):
     """How an engine is built. None leaves a choice to this package or to TensorRT."""
@@ -53,8 +56,10 @@ class BuildOptions(Record):
     """RTX: the cards to build for, such as ``8.6``; empty: 8.0 and everything newer that it supports."""
     max_aux_streams: int | None = Field(default=None, ge=0)
     avg_timing_iterations: int | None = Field(default=None, ge=1)
-    timing_cache: Path | None = None
-    """Folder of the timing caches; None: no timing cache."""
+    timing_cache: bool = True
+    """Keep what the builder measures and use it in the next build (TensorRT proper, on a card)."""
+    timing_cache_folder: Path | None = None
+    """None: ``$XDG_CACHE_HOME/quantize/timing``."""
     mark_outputs: tuple[str, ...] = ()
     """Tensors to return beside the graph's outputs (per-layer capture). Each one may prevent a fusion."""
     verbose: bool = False
@@ -68,6 +73,9 @@ class BuildOptions(Record):
             if not (dot and major.isdigit() and minor.isdigit()):
                 raise ValueError(f"compute capability {text!r} is not of the form 8.6")
         return value
+
+
+DEFAULT_OPTIONS = BuildOptions()
 
 
 class LayerCounts(Record):
@@ -106,11 +114,8 @@ class EngineRecord(Record):
 
     @property
     def built_on(self) -> str:
-        """Such as ``NVIDIA H200 (compute capability 9.0, driver 580.159.04)`` or ``built without a GPU``."""
-        if self.device is None:
-            return "built without a GPU"
-        device = self.device
-        return f"{device.name} (compute capability {device.compute_capability}, driver {device.driver})"
+        """The card in words, or ``built without a GPU``."""
+        return str(self.device or "built without a GPU")
 
     @property
     def warnings(self) -> tuple[str, ...]:
