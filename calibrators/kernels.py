@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numba
 import numpy as np
 
-__all__ = ["BLOCK", "sweep"]
+__all__ = ["BLOCK", "compiled", "sweep"]
 
 BLOCK = 8192
 """Elements per block: 32 KiB of float32, and 16 KiB of bin indices beside them."""
@@ -31,15 +31,19 @@ _INT_MIN = np.int32(-0x80000000)
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def _compiled(function: Function) -> Function:
-    """Compile without the interpreter lock; cached on the disk where numba finds a folder it can write."""
+def compiled(function: Function) -> Function:
+    """Compile without the interpreter lock; cached on the disk where numba finds a folder it can write.
+
+    Division by zero follows IEEE 754, not Python: a check before each division would keep loops scalar.
+    """
+    options = {"nogil": True, "error_model": "numpy"}
     try:
-        return numba.njit(nogil=True, cache=True)(function)  # type: ignore[no-any-return]
+        return numba.njit(cache=True, **options)(function)  # type: ignore[no-any-return]
     except RuntimeError:  # "no locator available": neither __pycache__ nor the user's cache folder is writable
-        return numba.njit(nogil=True)(function)  # type: ignore[no-any-return]
+        return numba.njit(**options)(function)  # type: ignore[no-any-return]
 
 
-@_compiled
+@compiled
 def _extremes(bits: Any) -> Any:
     """Least and greatest ordered key, number of zeros. x ^ ((x >> 31) & 0x7FFFFFFF) orders like the float itself."""
     low, high, zeros = _INT_MAX, _INT_MIN, np.int32(0)
@@ -52,13 +56,13 @@ def _extremes(bits: Any) -> Any:
     return low, high, zeros
 
 
-@_compiled
+@compiled
 def _magnitude(key: Any) -> Any:
     """Bits of |x| from an ordered key."""
     return np.int32(~key) if key < 0 else np.int32(key)
 
 
-@_compiled
+@compiled
 def _finite_only(bits: Any, keep: Any) -> Any:
     """Copy the finite values of ``bits`` into ``keep``; returns how many, and the numbers of NaN and infinities."""
     kept, nans, infs = 0, 0, 0
@@ -74,20 +78,20 @@ def _finite_only(bits: Any, keep: Any) -> Any:
     return kept, nans, infs
 
 
-@_compiled
+@compiled
 def _index(values: Any, factor: Any, index: Any) -> None:
     for i in range(values.size):
         index[i] = np.uint16(np.int32(abs(values[i]) * factor))
 
 
-@_compiled
+@compiled
 def _index_wide(values: Any, factor: Any, index: Any) -> None:
     """:func:`_index` where the factor, a power of two above 2**127, needs float64."""
     for i in range(values.size):
         index[i] = np.uint16(np.int32(np.float64(abs(values[i])) * factor))
 
 
-@_compiled
+@compiled
 def _scatter(index: Any, c0: Any, c1: Any, c2: Any, c3: Any) -> None:
     quads = index.size // 4
     one = np.uint32(1)
@@ -101,7 +105,7 @@ def _scatter(index: Any, c0: Any, c1: Any, c2: Any, c3: Any) -> None:
         c0[index[i]] += one
 
 
-@_compiled
+@compiled
 def _coarsen(counts: Any, shift: Any) -> None:
     """Multiply the bin width by 2**shift in place: floor(floor(x/w) / 2) == floor(x / 2w)."""
     for lane in range(counts.shape[0]):
@@ -111,7 +115,7 @@ def _coarsen(counts: Any, shift: Any) -> None:
             counts[lane, k >> min(shift, 63)] += count
 
 
-@_compiled
+@compiled
 def sweep(values: Any, bits: Any, exponent: Any, base: Any, total: Any) -> Any:
     """Add ``values`` to the histogram ``total``, in one read.
 

@@ -39,10 +39,13 @@ class Parameters:
         return {item.name: float(getattr(self, item.name)) for item in dataclasses.fields(self)}  # type: ignore[arg-type]
 
 
-def check_between(calibrator: str, parameter: str, value: float, low: float, high: float) -> None:
-    """Raise :class:`InputError` unless ``low < value <= high``."""
-    if not low < value <= high:
+def check_between(
+    calibrator: str, parameter: str, value: float, *, low: float, high: float, open_above: bool = False
+) -> None:
+    """Raise :class:`InputError` unless ``low < value <= high`` (``< high`` when ``open_above``)."""
+    if not low < value <= high or (open_above and value == high):
         raise InputError(
-            f"{calibrator}: {parameter} must be above {low:g} and at most {high:g}, got {value:g}",
-            remedy=f"choose another --{parameter.replace('_', '-')}",
+            f"{calibrator}: {parameter} must be above {low:g} and {'below' if open_above else 'at most'} {high:g}, "
+            f"got {value:g}",
+            remedy=f"give another {parameter}",
         )

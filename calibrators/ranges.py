@@ -40,7 +40,8 @@ class RangeWarning:
 
 def scale_of(amax: float) -> np.float32:
     """amax / 127, computed in float32 as TensorRT does."""
-    return np.float32(np.float32(amax) / np.float32(LEVELS))
+    scale: np.float32 = np.float32(amax) / np.float32(LEVELS)
+    return scale
 
 
 def resolve_amax(stats: TensorStatistics, calibrator: Calibrator) -> tuple[float, RangeWarning | None]:
