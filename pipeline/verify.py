@@ -15,7 +15,8 @@ from pydantic import Field
 from pipeline.core.errors import InputError
 from pipeline.core.files import atomic_file, write_text
 from pipeline.core.progress import SILENT, Progress
-from pipeline.errors.capture import OrtReading
+from pipeline.errors.capture import OrtReading, float_and_int8
+from pipeline.errors.graphs import Graph
 from pipeline.errors.layers import layers_of_plan
 from pipeline.errors.outputs import OutputErrors, TopOne
 from pipeline.errors.streaming import LayerErrors, paired
@@ -106,13 +107,11 @@ def run(
         InputError: no samples, a tensor of the plan that a graph lacks, or labels that do not fit samples and classes.
         CheckFailed: a NaN or infinity in either graph, or outputs of different shape; the tensor is named.
     """
-    layers = layers_of_plan(plan, fp32)
+    graph = Graph(fp32)
+    layers = layers_of_plan(plan, graph)
     tensors = [layer.tensor for layer in layers]
-    names = _output_names(fp32)
-    readings = (
-        OrtReading(fp32, [*tensors, *names], label="FP32 graph", optimise=True),
-        OrtReading(int8, [*tensors, *names], label="INT8 graph", optimise=False),
-    )
+    names = list(graph.outputs)
+    readings = float_and_int8(graph, int8, [*tensors, *names])
     errors = LayerErrors(tensors)
     outputs = {name: OutputErrors(name) for name in names}
     top_one = TopOne(labels, names) if labels is not None else None
@@ -161,12 +160,6 @@ def run(
     ).at(folder)
 
 
-def _output_names(model: Path) -> list[str]:
-    from pipeline.errors.layers import load_graph
-
-    return [output.name for output in load_graph(model).graph.output]
-
-
 def _write_csv(
     path: Path, layers: list[LayerFigures], samples: list[int], values: np.ndarray[Any, np.dtype[np.float64]]
 ) -> None:
@@ -199,6 +192,6 @@ def _sample_record(
     record: dict[str, np.ndarray[Any, np.dtype[Any]]] = {"samples": np.asarray(batch.samples[:count])}
     record.update({f"inputs/{name}": values for name, values in feeds.items()})
     for kind, reading in zip(("fp32", "int8"), readings, strict=True):
-        values = reading(feeds)
+        values = reading.run(feeds)
         record.update({f"{kind}/{name}": values[name] for name in names})
     return record

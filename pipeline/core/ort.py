@@ -29,6 +29,7 @@ def make_session(
     threads: int | None = None,
     providers: Sequence[Any] = ("CPUExecutionProvider",),
     external_data_dir: Path | None = None,
+    spin: bool = True,
 ) -> Any:
     """An ``onnxruntime.InferenceSession`` whose outputs are the graph's own and then ``capture``, in that order.
 
@@ -39,6 +40,7 @@ def make_session(
             integer kernels saturate on CPUs without VNNI and are not what TensorRT computes.
         threads: intra-op threads; None takes :func:`cpu_threads`.
         external_data_dir: where external weights of a ``ModelProto`` lie; a path brings its own folder.
+        spin: False lets idle threads sleep at once, for callers that compute something else between runs.
 
     Raises:
         InputError: the file is missing or no ONNX model, or a tensor in ``capture`` does not exist.
@@ -53,6 +55,8 @@ def make_session(
     options.graph_optimization_level = level.ORT_ENABLE_ALL if optimise else level.ORT_DISABLE_ALL
     options.intra_op_num_threads = threads or cpu_threads()
     options.log_severity_level = 3
+    if not spin:
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     if isinstance(model, (str, Path)):
         path = Path(model)
         external_data_dir = path.parent

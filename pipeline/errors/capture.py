@@ -1,7 +1,8 @@
-"""Readings of the same samples from several graphs, aligned by tensor name, a few samples at a time.
+"""Readings of the same samples, aligned by tensor name, a few samples at a time.
 
-A *reading* is a callable from a batch of feeds to ``{tensor: array}``. Nothing is kept between batches, so memory does not
-grow with the number of samples.
+A *reading* is a callable from a batch to ``{tensor: array}``: the FP32 or the Q/DQ graph in onnxruntime, or a real
+engine. Nothing is kept between batches, so memory does not grow with the number of samples. A tensor a reading
+cannot show (an engine has fused it away) is left out of its answer, and reported as such.
 """
 
 from __future__ import annotations
@@ -14,15 +15,27 @@ import numpy as np
 from pipeline.core.errors import CheckFailed, InputError, ToolError
 from pipeline.core.ort import make_session
 from pipeline.data.batching import Batch
+from pipeline.errors.graphs import Graph, without_qdq
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-__all__ = ["Arrays", "OrtReading", "Reading", "check_finite", "micro_batches"]
+__all__ = [
+    "CAPTURE_BYTES",
+    "Arrays",
+    "CallableReading",
+    "OrtReading",
+    "Reading",
+    "RecordedReading",
+    "check_finite",
+    "float_and_int8",
+    "micro_batches",
+]
 
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 Arrays: TypeAlias = "dict[str, np.ndarray[Any, np.dtype[Any]]]"
 
-CAPTURE_BYTES = 96 << 20
+CAPTURE_BYTES = 48 << 20
 """Captured values of one micro-batch and graph. Small enough to stay near the caches and off fresh memory pages: on two
 cores 2 samples of EfficientNet-Lite0 at a time run faster than 8."""
 
@@ -32,18 +45,22 @@ class Reading(Protocol):
 
     @property
     def label(self) -> str:
-        """What computed it, such as ``FP32 graph in onnxruntime``."""
+        """What computed it, such as ``FP32 graph``."""
 
-    def __call__(self, feeds: Mapping[str, np.ndarray[Any, np.dtype[Any]]]) -> Arrays:
-        """Tensor name to values for one batch."""
+    def __call__(self, batch: Batch) -> Arrays:
+        """Tensor name to values; a tensor it cannot show is left out."""
 
 
 class OrtReading:
     """A graph in onnxruntime with chosen tensors captured.
 
     Args:
-        tensors: names to return; graph outputs may be among them.
+        tensors: names to return; graph inputs and outputs may be among them.
         optimise: False for a graph with Q/DQ (see :func:`pipeline.core.ort.make_session`).
+        external_data_dir: where the external weights of a ``ModelProto`` lie.
+
+    Raises:
+        InputError: a tensor that the graph does not have.
     """
 
     def __init__(
@@ -56,34 +73,43 @@ class OrtReading:
         external_data_dir: Path | None = None,
     ) -> None:
         self._label = label
-        self._session = make_session(model, capture=tensors, optimise=optimise, external_data_dir=external_data_dir)
-        self.inputs: tuple[str, ...] = tuple(spec.name for spec in self._session.get_inputs())
-        self.static_batch: bool = any(
-            spec.shape and isinstance(spec.shape[0], int) for spec in self._session.get_inputs()
-        )
+        try:
+            self._session = make_session(
+                model, capture=tensors, optimise=optimise, external_data_dir=external_data_dir, spin=False
+            )
+        except InputError as error:
+            raise InputError(f"{label}: {error.message}", remedy=error.remedy) from error
+        specs = self._session.get_inputs()
+        self._inputs: tuple[str, ...] = tuple(spec.name for spec in specs)
+        self._from_feeds = [name for name in tensors if name in self._inputs]
+        self._computed = [name for name in dict.fromkeys(tensors) if name not in self._inputs]
         self._bytes: dict[tuple[tuple[str, tuple[int, ...]], ...], int] = {}
-        self._passed_through = [name for name in tensors if name in self.inputs]
-        available = [spec.name for spec in self._session.get_outputs()]
-        self._wanted = [name for name in dict.fromkeys(tensors) if name not in self.inputs]
-        if missing := [name for name in self._wanted if name not in available]:
-            raise InputError(f"{label}: tensor {missing[0]!r} to capture does not exist in the graph")
+        self.static_batch: bool = any(spec.shape and isinstance(spec.shape[0], int) for spec in specs)
+        """The model's batch size is a number: a batch cannot be split."""
 
     @property
     def label(self) -> str:
         return self._label
 
-    def __call__(self, feeds: Mapping[str, np.ndarray[Any, np.dtype[Any]]]) -> Arrays:
+    def __call__(self, batch: Batch) -> Arrays:
+        return self.run(batch.feeds)
+
+    def run(self, feeds: Mapping[str, Array]) -> Arrays:
+        """The chosen tensors for these inputs.
+
+        Raises:
+            InputError: a model input that ``feeds`` lacks.
+            ToolError: onnxruntime fails on them.
+        """
+        if missing := [name for name in self._inputs if name not in feeds]:
+            raise InputError(f"{self.label}: the data has no input {missing[0]!r}; it has {sorted(feeds)}")
         try:
-            values = self._session.run(self._wanted, {name: feeds[name] for name in self.inputs})
-        except KeyError as error:
-            raise InputError(
-                f"{self.label}: the data has no input {error.args[0]!r}; it has {sorted(feeds)}"
-            ) from error
+            values = self._session.run(self._computed, {name: feeds[name] for name in self._inputs})
         except Exception as error:
-            shapes = {name: feeds[name].shape for name in self.inputs}
+            shapes = {name: feeds[name].shape for name in self._inputs}
             raise ToolError(f"{self.label}: onnxruntime failed on inputs of shape {shapes}: {error}") from error
-        result = dict(zip(self._wanted, values, strict=True))
-        result.update({name: np.asarray(feeds[name]) for name in self._passed_through})
+        result = dict(zip(self._computed, values, strict=True))
+        result.update({name: np.asarray(feeds[name]) for name in self._from_feeds})
         return result
 
     def samples_within(self, limit: int, batch: Batch) -> int:
@@ -91,8 +117,73 @@ class OrtReading:
         one = {name: values[:1] for name, values in batch.feeds.items()}
         shapes = tuple((name, values.shape) for name, values in sorted(one.items()))
         if shapes not in self._bytes:
-            self._bytes[shapes] = sum(values.nbytes for values in self(one).values())
+            self._bytes[shapes] = sum(values.nbytes for values in self.run(one).values())
         return max(1, limit // max(self._bytes[shapes], 1))
+
+
+class CallableReading:
+    """A reading from a function of the inputs, such as a TensorRT engine with marked outputs."""
+
+    def __init__(self, function: Callable[[Mapping[str, Array]], Mapping[str, Array]], *, label: str) -> None:
+        self._function = function
+        self.label = label
+
+    def __call__(self, batch: Batch) -> Arrays:
+        return dict(self._function(batch.feeds))
+
+
+class RecordedReading:
+    """A reading made elsewhere (on a machine with a GPU) and kept as ``.npz``.
+
+    The file holds ``samples`` (sample numbers, shape (n,)) and one array per tensor with n rows. Tensors are read one
+    at a time. A batch of which the file has not every sample gives no tensors.
+
+    Raises:
+        InputError: the file is missing or damaged, has no ``samples``, or a tensor with another number of rows.
+    """
+
+    def __init__(self, path: Path, *, label: str) -> None:
+        self.label = label
+        try:
+            self._archive = np.load(path, allow_pickle=False)
+            numbers = self._archive["samples"]
+        except FileNotFoundError as error:
+            raise InputError(f"recorded tensors {path} do not exist") from error
+        except KeyError as error:
+            raise InputError(f"{path} has no array 'samples' with the sample numbers of its rows") from error
+        except Exception as error:
+            raise InputError(f"{path} is not a readable .npz file: {error}") from error
+        self._path = path
+        self._rows = {int(number): row for row, number in enumerate(np.atleast_1d(numbers))}
+
+    def __call__(self, batch: Batch) -> Arrays:
+        if any(sample not in self._rows for sample in batch.samples):
+            return {}
+        rows = [self._rows[sample] for sample in batch.samples]
+        values: Arrays = {}
+        for name in self._archive.files:
+            if name == "samples":
+                continue
+            array = self._archive[name]
+            if not array.ndim or array.shape[0] != len(self._rows):
+                raise InputError(
+                    f"{self._path}: tensor {name!r} has shape {array.shape}, expected {len(self._rows)} rows"
+                )
+            values[name] = array[rows]
+        return values
+
+
+def float_and_int8(fp32: Graph, int8: Path | Any, tensors: Sequence[str]) -> tuple[OrtReading, OrtReading]:
+    """Readings of the FP32 and of the INT8 graph. An ``fp32`` that has Q/DQ nodes itself is read without them."""
+    stripped = fp32.has_qdq
+    reference = OrtReading(
+        without_qdq(fp32) if stripped else fp32.proto,
+        tensors,
+        label="FP32 graph",
+        optimise=True,
+        external_data_dir=None if stripped else fp32.folder,
+    )
+    return reference, OrtReading(int8, tensors, label="INT8 graph", optimise=False)
 
 
 def micro_batches(batch: Batch, size: int | None) -> Iterator[Batch]:
@@ -103,22 +194,19 @@ def micro_batches(batch: Batch, size: int | None) -> Iterator[Batch]:
         return
     for start in range(0, count, size):
         part = slice(start, start + size)
-        yield Batch(batch.index, batch.samples[part], {name: values[part] for name, values in batch.feeds.items()})
+        feeds = {name: values[part] for name, values in batch.feeds.items()}
+        yield Batch(batch.index, batch.samples[part], feeds)
 
 
-def check_finite(values: Mapping[str, np.ndarray[Any, np.dtype[Any]]], samples: Sequence[int], *, label: str) -> None:
-    """Raise :class:`CheckFailed` naming the first tensor with a NaN or infinity, and its sample."""
-    for name, array in values.items():
-        if array.dtype.kind != "f" or np.isfinite(array).all():
-            continue
-        rows = (
-            array.reshape(len(samples), -1)
-            if array.ndim and array.shape[0] and array.shape[0] % len(samples) == 0
-            else array.reshape(1, -1)
-        )
-        row = int(np.argmax(~np.isfinite(rows).all(axis=1)))
-        value = rows[row][~np.isfinite(rows[row])][0]
-        raise CheckFailed(
-            f"{label}: tensor {name!r} holds {value} for sample {samples[row]}",
-            remedy="a range that overflowed or a broken weight: look at this layer with `quantize errors`, or leave it out with --exclude",
-        )
+def check_finite(name: str, values: Array, samples: Sequence[int], *, label: str) -> None:
+    """Raise :class:`CheckFailed` naming the tensor and the sample where ``values`` holds a NaN or infinity."""
+    if values.dtype.kind != "f" or np.isfinite(values).all():
+        return
+    split = values.ndim and values.shape[0] and values.shape[0] % len(samples) == 0
+    rows = values.reshape(len(samples) if split else 1, -1)
+    row = int(np.argmax(~np.isfinite(rows).all(axis=1)))
+    value = rows[row][~np.isfinite(rows[row])][0]
+    raise CheckFailed(
+        f"tensor {name!r} holds {value} in {label} for sample {samples[row]}",
+        remedy="a broken weight or a value out of range: mend the model, or leave the sample out",
+    )

@@ -5,10 +5,10 @@ Node and tensor names are the same in the FP32 and in the INT8 graph, so a layer
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.core.errors import InputError
+from pipeline.errors.graphs import QDQ, Graph, dequantised
 from pipeline.records import Record
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from pipeline.placement.plan import PlacementPlan
 
-__all__ = ["Layer", "layers_of_graph", "layers_of_plan", "load_graph"]
+__all__ = ["Layer", "layers_of_graph", "layers_of_plan"]
 
 
 class Layer(Record):
@@ -28,50 +28,29 @@ class Layer(Record):
     op: str
 
 
-def load_graph(model: Path | Any) -> Any:
-    """An ``onnx.ModelProto`` without its external weights, or the one given.
-
-    Raises:
-        InputError: the file is missing or is no ONNX model.
-    """
-    import onnx
-
-    if isinstance(model, onnx.ModelProto):
-        return model
-    try:
-        return onnx.load(Path(model), load_external_data=False)
-    except FileNotFoundError as error:
-        raise InputError(f"model {model} does not exist") from error
-    except Exception as error:
-        raise InputError(f"{model} is not a readable ONNX model: {error}") from error
-
-
-def layers_of_plan(plan: PlacementPlan, fp32: Path | Any) -> tuple[Layer, ...]:
+def layers_of_plan(plan: PlacementPlan, fp32: Graph) -> tuple[Layer, ...]:
     """The nodes that ``plan`` quantises, in the topological order of the FP32 graph.
 
     Raises:
         InputError: the plan names a node that the graph does not have.
     """
     chosen = {decision.node: decision for decision in plan.decisions if decision.quantized}
-    layers = _in_graph_order(load_graph(fp32).graph.node, chosen)
+    layers = _in_graph_order(fp32.nodes, chosen)
     if missing := chosen.keys() - {layer.node for layer in layers}:
         raise InputError(
-            f"the placement plan quantises the node {sorted(missing)[0]!r}, which the FP32 graph does not have ({len(missing)} in all)",
+            f"the placement plan quantises the node {sorted(missing)[0]!r}, which the FP32 graph lacks",
             remedy="the plan belongs to another model; build again",
         )
     return layers
 
 
-def layers_of_graph(int8: Path | Any) -> tuple[Layer, ...]:
-    """The nodes of a Q/DQ graph that read a dequantised tensor, in its own order."""
-    nodes = load_graph(int8).graph.node
-    dequantised = {name for node in nodes if node.op_type == "DequantizeLinear" for name in node.output}
+def layers_of_graph(int8: Graph) -> tuple[Layer, ...]:
+    """The nodes of a Q/DQ graph that compute on dequantised values, in its own order."""
+    sources = dequantised(int8)
     chosen = {
-        node.name
-        for node in nodes
-        if node.op_type != "QuantizeLinear" and any(name in dequantised for name in node.input)
+        node.name for node in int8.nodes if node.op_type not in QDQ and any(name in sources for name in node.input)
     }
-    return _in_graph_order(nodes, chosen)
+    return _in_graph_order(int8.nodes, chosen)
 
 
 def _in_graph_order(nodes: Sequence[Any], chosen: Iterable[str]) -> tuple[Layer, ...]:

@@ -2,7 +2,8 @@
 
 For the FP32 values a and the INT8 values b of one sample, with d = a - b:
 
-- relative L2 = ‖d‖₂ / ‖a‖₂. Where a is all zeros, ‖b‖₂ takes its place: 0 when b is zero too, else 1 (all of it is error).
+- relative L2 = ‖d‖₂ / ‖a‖₂. Where a is all zeros, ‖b‖₂ takes the place of ‖a‖₂: 0 when b is zero too, else 1 (all of
+  it is error).
 - SQNR in dB = -20 log10(relative L2); +inf where a and b are equal.
 - cosine = a·b / (‖a‖₂ ‖b‖₂); 1 where both are zero, 0 where one is.
 - max absolute error = max |d|.
@@ -27,8 +28,6 @@ Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 Floats: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 
 METRICS = ("relative_l2", "sqnr_db", "cosine", "max_abs")
-_PARALLEL_VALUES = 1 << 15
-"""Below this many values per call, starting threads costs more than the sweep."""
 
 
 @dataclass(frozen=True)
@@ -91,24 +90,21 @@ def rows_per_sample(values: Array, samples: int) -> Array | None:
     return np.ascontiguousarray(values.reshape(samples, -1), dtype=np.float32)
 
 
-@lru_cache(maxsize=2)
-def _kernel(parallel: bool) -> Callable[[Array, Array, Floats], None]:
+@lru_cache(maxsize=1)
+def _kernel() -> Callable[[Array, Array, Floats], None]:
     import numba
 
-    @numba.njit(parallel=parallel, nogil=True, fastmath={"reassoc", "contract"})  # type: ignore[untyped-decorator]
+    # One thread on purpose: callers spread tensors over threads, which a busy machine slows far less than barriers.
+    @numba.njit(nogil=True, fastmath={"reassoc", "contract"})  # type: ignore[untyped-decorator]
     def sweep(reference: Array, other: Array, sums: Floats) -> None:
-        """sums: (samples, chunks, 5)"""
-        samples, values = reference.shape
-        chunks = sums.shape[1]
-        step = (values + chunks - 1) // chunks
-        for task in numba.prange(samples * chunks):
-            row, chunk = task // chunks, task % chunks
+        """sums: (samples, 5)"""
+        for row in range(reference.shape[0]):
             a_square = 0.0
             b_square = 0.0
             d_square = 0.0
             product = 0.0
             largest = np.float32(0.0)
-            for index in range(chunk * step, min((chunk + 1) * step, values)):
+            for index in range(reference.shape[1]):
                 a = np.float64(reference[row, index])
                 b = np.float64(other[row, index])
                 d = a - b
@@ -117,21 +113,18 @@ def _kernel(parallel: bool) -> Callable[[Array, Array, Floats], None]:
                 d_square += d * d
                 product += a * b
                 largest = max(largest, np.float32(abs(d)))
-            sums[row, chunk, 0] = a_square
-            sums[row, chunk, 1] = b_square
-            sums[row, chunk, 2] = d_square
-            sums[row, chunk, 3] = product
-            sums[row, chunk, 4] = largest
+            sums[row, 0] = a_square
+            sums[row, 1] = b_square
+            sums[row, 2] = d_square
+            sums[row, 3] = product
+            sums[row, 4] = largest
 
     kernel: Callable[[Array, Array, Floats], None] = sweep
     return kernel
 
 
-_CHUNK_VALUES = 1 << 16
-
-
 def pair_sums(reference: Array, other: Array) -> PairSums:
-    """Sums for two float32 arrays of shape (samples, values per sample), C-contiguous.
+    """Sums for two float32 arrays of shape (samples, values per sample), C-contiguous. Releases the interpreter lock.
 
     Raises:
         ValueError: the shapes differ.
@@ -140,9 +133,6 @@ def pair_sums(reference: Array, other: Array) -> PairSums:
         raise ValueError(
             f"two arrays of the same shape (samples, values) expected, got {reference.shape} and {other.shape}"
         )
-    samples, values = reference.shape
-    chunks = max(1, -(-values // _CHUNK_VALUES))
-    sums = np.zeros((samples, chunks, 5))
-    _kernel(reference.size >= _PARALLEL_VALUES)(reference, other, sums)
-    totals = sums[:, :, :4].sum(axis=1)
-    return PairSums(totals[:, 0], totals[:, 1], totals[:, 2], totals[:, 3], sums[:, :, 4].max(axis=1))
+    sums = np.zeros((reference.shape[0], 5))
+    _kernel()(reference, other, sums)
+    return PairSums(*(np.ascontiguousarray(column) for column in sums.T))

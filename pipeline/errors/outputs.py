@@ -98,9 +98,7 @@ class TopOne:
         for side, arrays in enumerate((reference, other)):
             scores = class_scores(arrays[name], len(samples))
             if scores is None:
-                raise InputError(
-                    f"output {name!r} has shape {arrays[name].shape} in INT8, which is not one row of class scores per sample"
-                )
+                raise InputError(f"output {name!r} has shape {arrays[name].shape} in INT8, which holds no class scores")
             classes = scores.shape[2]
             for row, sample in enumerate(samples):
                 label = self._labels.get(sample)
@@ -111,7 +109,7 @@ class TopOne:
                     )
                 if not 0 <= label < classes:
                     raise InputError(
-                        f"sample {sample} has the label {label}, but output {name!r} has {classes} classes (0 to {classes - 1})",
+                        f"sample {sample} has label {label}, but output {name!r} has {classes} classes from 0",
                         remedy="the labels belong to another model or count from 1",
                     )
                 self._right[side] += int(scores[row, 0].argmax() == label)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from pipeline.core.errors import CheckFailed
+from pipeline.core.ort import cpu_threads
 from pipeline.errors.capture import CAPTURE_BYTES, check_finite, micro_batches
 from pipeline.errors.metrics import METRICS, PairSums, pair_sums, rows_per_sample
 
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from pipeline.data.batching import Batch
     from pipeline.errors.capture import Arrays, OrtReading
 
-__all__ = ["LayerErrors", "compared", "paired"]
+__all__ = ["LayerErrors", "compared", "paired", "worker_threads"]
 
 Floats: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
@@ -28,38 +30,43 @@ def paired(
     """Both readings of ``batch``, split so that one reading's captured values stay near ``limit`` bytes.
 
     A model with a static batch gets its batch as it is.
-
-    Raises:
-        CheckFailed: a NaN or infinity in a floating-point tensor of either reading.
     """
     size: int | None = None if readings[0].static_batch else readings[0].samples_within(limit, batch)
     for part in micro_batches(batch, size):
-        values = []
-        for reading in readings:
-            arrays = reading(part.feeds)
-            check_finite(arrays, part.samples, label=reading.label)
-            values.append(arrays)
-        yield part, values[0], values[1]
+        yield part, readings[0](part), readings[1](part)
 
 
-def compared(name: str, reference: Array, other: Array, samples: Sequence[int]) -> PairSums:
+def compared(name: str, reference: Array, other: Array, samples: Sequence[int], *, label: str = "INT8") -> PairSums:
     """Sums per sample for one tensor. A tensor without an axis for the samples counts as a whole for each of them.
 
+    Args:
+        label: what ``other`` was computed by, for messages.
+
     Raises:
-        CheckFailed: the two readings have different shapes.
+        CheckFailed: the two readings have different shapes, or one holds a NaN or infinity.
     """
     if reference.shape != other.shape:
         raise CheckFailed(
-            f"tensor {name!r} has shape {reference.shape} in FP32 and {other.shape} in INT8 for samples {samples[0]} to {samples[-1]}",
+            f"tensor {name!r} has shape {reference.shape} in FP32, {other.shape} in {label}, samples {list(samples)}",
             remedy="its shape depends on the data; leave its layer out with --exclude",
         )
     rows, other_rows = rows_per_sample(reference, len(samples)), rows_per_sample(other, len(samples))
     if rows is not None and other_rows is not None:
-        return pair_sums(rows, other_rows)
-    whole, other_whole = (
-        np.ascontiguousarray(values.reshape(1, -1), dtype=np.float32) for values in (reference, other)
-    )
-    return pair_sums(whole, other_whole).repeated(len(samples))
+        sums = pair_sums(rows, other_rows)
+    else:
+        whole = [np.ascontiguousarray(values.reshape(1, -1), dtype=np.float32) for values in (reference, other)]
+        sums = pair_sums(whole[0], whole[1]).repeated(len(samples))
+    if not sums.finite.all():
+        check_finite(name, reference, samples, label="FP32")
+        check_finite(name, other, samples, label=label)
+    return sums
+
+
+def worker_threads() -> ThreadPoolExecutor:
+    """Threads for sweeps over tensors, as many as there are cores; kernels are compiled before they start."""
+    one = np.zeros((1, 1), np.float32)
+    pair_sums(one, one)
+    return ThreadPoolExecutor(cpu_threads(), thread_name_prefix="quantize-errors")
 
 
 class LayerErrors:
@@ -69,12 +76,13 @@ class LayerErrors:
         self.tensors = list(tensors)
         self.samples: list[int] = []
         self._columns: dict[str, list[Floats]] = {name: [] for name in METRICS}
+        self._pool = worker_threads()
 
     def add(self, samples: Sequence[int], reference: Arrays, other: Arrays) -> None:
         """Take in one batch of both readings."""
         block = {name: np.empty((len(self.tensors), len(samples))) for name in METRICS}
-        for row, tensor in enumerate(self.tensors):
-            sums = compared(tensor, reference[tensor], other[tensor], samples)
+        every = self._pool.map(lambda name: compared(name, reference[name], other[name], samples), self.tensors)
+        for row, sums in enumerate(every):
             for name in METRICS:
                 block[name][row] = sums.metric(name)
         self.samples.extend(samples)

@@ -1,0 +1,196 @@
+"""Reading Q/DQ graphs: producers, constants, and the graph without its Q/DQ nodes.
+
+This works on ONNX protos, not on onnx-ir: the pieces cut out here go straight into onnxruntime sessions.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pipeline.core.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["MOVEMENT", "QDQ", "Graph", "dequantised", "load_graph", "without_qdq"]
+
+QDQ = frozenset({"QuantizeLinear", "DequantizeLinear"})
+MOVEMENT = frozenset(
+    {
+        "Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "Identity", "MaxPool", "Pad", "Reshape", "Slice",
+        "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze",
+    }
+)  # fmt: skip
+"""Operators that only move values: Q/DQ in front of them count for the operator behind."""
+
+
+def load_graph(model: Path | Any) -> Any:
+    """An ``onnx.ModelProto`` without its external weights, or the one given.
+
+    Raises:
+        InputError: the file is missing or is no ONNX model.
+    """
+    import onnx
+
+    if isinstance(model, onnx.ModelProto):
+        return model
+    try:
+        return onnx.load(Path(model), load_external_data=False)
+    except FileNotFoundError as error:
+        raise InputError(f"model {model} does not exist") from error
+    except Exception as error:
+        raise InputError(f"{model} is not a readable ONNX model: {error}") from error
+
+
+class Graph:
+    """A model with the look-ups that following its edges needs.
+
+    Args:
+        model: a path or a ``ModelProto``.
+        folder: where external weights lie; a path brings its own.
+    """
+
+    def __init__(self, model: Path | Any, *, folder: Path | None = None) -> None:
+        self.proto = load_graph(model)
+        self.folder = Path(model).parent if isinstance(model, (str, Path)) else folder
+        graph = self.proto.graph
+        self.nodes: list[Any] = list(graph.node)
+        self.by_name: dict[str, Any] = {node.name: node for node in self.nodes}
+        self.producers: dict[str, Any] = {name: node for node in self.nodes for name in node.output if name}
+        self.consumers: dict[str, list[Any]] = {}
+        for node in self.nodes:
+            for name in dict.fromkeys(node.input):
+                self.consumers.setdefault(name, []).append(node)
+        self._initializers: dict[str, Any] = {tensor.name: tensor for tensor in graph.initializer}
+        self.inputs: tuple[str, ...] = tuple(i.name for i in graph.input if i.name not in self._initializers)
+        self.outputs: tuple[str, ...] = tuple(output.name for output in graph.output)
+
+    def is_initializer(self, name: str) -> bool:
+        return name in self._initializers
+
+    def initializer(self, name: str) -> Any:
+        """The ``TensorProto`` ``name`` with its data read in."""
+        import onnx
+        from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
+
+        tensor = self._initializers[name]
+        if not uses_external_data(tensor):
+            return tensor
+        whole = onnx.TensorProto()
+        whole.CopyFrom(tensor)
+        load_external_data_for_tensor(whole, str(self.folder or "."))
+        whole.ClearField("external_data")
+        whole.data_location = onnx.TensorProto.DEFAULT
+        return whole
+
+    def constant(self, name: str) -> np.ndarray[Any, np.dtype[Any]] | None:
+        """The value of an initializer or ``Constant`` node, or None for anything computed."""
+        from onnx import numpy_helper
+
+        if name in self._initializers:
+            array: np.ndarray[Any, np.dtype[Any]] = numpy_helper.to_array(self.initializer(name))
+            return array
+        node = self.producers.get(name)
+        if node is not None and node.op_type == "Constant":
+            for attribute in node.attribute:
+                if attribute.name == "value":
+                    array = numpy_helper.to_array(attribute.t)
+                    return array
+        return None
+
+    def element_types(self) -> dict[str, int]:
+        """ONNX element type of every tensor that shape inference can tell."""
+        import onnx
+
+        inferred = onnx.shape_inference.infer_shapes(self.proto) if self.proto.ByteSize() < 1 << 31 else self.proto
+        types = {tensor.name: int(tensor.data_type) for tensor in self.proto.graph.initializer}
+        for info in (*inferred.graph.input, *inferred.graph.value_info, *inferred.graph.output):
+            if info.type.tensor_type.elem_type:
+                types[info.name] = int(info.type.tensor_type.elem_type)
+        return types
+
+    @property
+    def has_qdq(self) -> bool:
+        return any(node.op_type in QDQ for node in self.nodes)
+
+
+def dequantised(graph: Graph) -> set[str]:
+    """Tensors whose values come out of a ``DequantizeLinear``, also through operators that only move them."""
+    found: set[str] = set()
+    for node in graph.nodes:
+        if node.op_type == "DequantizeLinear" or (node.op_type in MOVEMENT and node.input and node.input[0] in found):
+            found.update(node.output)
+    return found
+
+
+def without_qdq(graph: Graph) -> Any:
+    """The model that a Q/DQ graph stands for in floating point, as a ``ModelProto`` with weights read in.
+
+    A pair on an activation or on a float weight is taken out. Where only the INT8 form of a weight is there, it stays,
+    dequantised: its float original cannot be had back.
+    """
+    import onnx
+    from onnx import numpy_helper
+
+    model = onnx.ModelProto()
+    model.CopyFrom(graph.proto)
+    renamed: dict[str, str] = {}
+    folded: list[Any] = []
+    for node in graph.nodes:
+        if node.op_type != "DequantizeLinear":
+            continue
+        source = graph.producers.get(node.input[0])
+        if source is not None and source.op_type == "QuantizeLinear":
+            renamed[node.output[0]] = source.input[0]
+        elif (values := graph.constant(node.input[0])) is not None:
+            folded.append(numpy_helper.from_array(_dequantised_constant(graph, node, values), node.output[0]))
+    kept = [node for node in graph.nodes if node.op_type not in QDQ or _is_left(node, renamed, folded, graph)]
+    del model.graph.node[:]
+    outputs = set(graph.outputs)
+    for node in kept:
+        copy = model.graph.node.add()
+        copy.CopyFrom(node)
+        copy.input[:] = [_followed(name, renamed) for name in node.input]
+    for name in outputs & renamed.keys():
+        model.graph.node.append(
+            onnx.helper.make_node("Identity", [_followed(name, renamed)], [name], name=f"{name}_float")
+        )
+    used = {name for node in model.graph.node for name in node.input} | outputs
+    initializers = [graph.initializer(t.name) for t in graph.proto.graph.initializer if t.name in used]
+    del model.graph.initializer[:]
+    model.graph.initializer.extend([*initializers, *folded])
+    return model
+
+
+def _is_left(node: Any, renamed: dict[str, str], folded: Iterable[Any], graph: Graph) -> bool:
+    """A Q or DQ that is not one of a pair: kept, so that the graph stays whole."""
+    if node.op_type == "DequantizeLinear":
+        return node.output[0] not in renamed and node.output[0] not in {tensor.name for tensor in folded}
+    readers = graph.consumers.get(node.output[0], [])
+    return node.output[0] in graph.outputs or any(reader.op_type != "DequantizeLinear" for reader in readers)
+
+
+def _followed(name: str, renamed: dict[str, str]) -> str:
+    while name in renamed:
+        name = renamed[name]
+    return name
+
+
+def _dequantised_constant(
+    graph: Graph, node: Any, values: np.ndarray[Any, np.dtype[Any]]
+) -> np.ndarray[Any, np.dtype[Any]]:
+    """(q - zero point) * scale along the node's axis, in the scale's type."""
+    scale = graph.constant(node.input[1])
+    if scale is None:
+        raise InputError(f"the scale {node.input[1]!r} of {node.name!r} is computed at run time, expected a constant")
+    zero = graph.constant(node.input[2]) if len(node.input) > 2 and node.input[2] else None
+    axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 1)
+    shape = [1] * values.ndim
+    if scale.ndim:
+        shape[axis] = -1
+    shifted = values.astype(np.int64) - (0 if zero is None else zero.astype(np.int64).reshape(shape))
+    result: np.ndarray[Any, np.dtype[Any]] = (shifted.astype(scale.dtype) * scale.reshape(shape)).astype(scale.dtype)
+    return result
