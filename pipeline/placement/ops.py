@@ -1,0 +1,38 @@
+"""Families of ONNX operators, as the placement rules see them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = [
+    "CONVOLUTIONS", "GLOBAL_POOLS", "INCLUDABLE", "LAYOUT", "MATRIX_PRODUCTS", "POINTWISE", "QUANTIZERS", "RECURRENT", "SELECTIONS",
+    "UNARY", "WEIGHTED",
+]  # fmt: skip
+
+CONVOLUTIONS: Final = ("Conv", "ConvTranspose")
+MATRIX_PRODUCTS: Final = ("Gemm", "MatMul")
+WEIGHTED: Final = (*CONVOLUTIONS, *MATRIX_PRODUCTS)
+
+UNARY: Final = (
+    "Relu", "Clip", "LeakyRelu", "Elu", "Selu", "Celu", "ThresholdedRelu", "HardSwish", "HardSigmoid", "Sigmoid", "Tanh", "Softplus",
+    "Softsign", "Mish", "Gelu", "Erf", "Abs", "Neg", "Sqrt", "Exp", "Log", "Reciprocal", "Dropout", "BatchNormalization",
+)  # fmt: skip
+"""One computed input, element by element."""
+
+POINTWISE: Final = (*UNARY, "Add", "Sub", "Mul", "Div", "Min", "Max", "Pow", "PRelu")
+"""Element by element; TensorRT fuses these into the kernel before them."""
+
+LAYOUT: Final = ("Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Identity", "DepthToSpace", "SpaceToDepth")
+"""The same values in another order or shape."""
+
+SELECTIONS: Final = ("Slice", "Split", "Gather")
+"""Some of the values."""
+
+GLOBAL_POOLS: Final = ("GlobalAveragePool", "ReduceMean")
+RECURRENT: Final = ("LSTM", "GRU", "RNN")
+QUANTIZERS: Final = ("QuantizeLinear", "DequantizeLinear")
+
+INCLUDABLE: Final = (
+    *WEIGHTED, *LAYOUT, *SELECTIONS, "Add", "Mul", "MaxPool", "AveragePool", "GlobalAveragePool", "Concat", "Resize", "Pad", "Relu",
+)  # fmt: skip
+"""What ``include`` may ask for: TensorRT has these on INT8 inputs."""

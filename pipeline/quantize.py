@@ -1,0 +1,261 @@
+"""Stage 4, quantise: plan and statistics become the INT8 graph and its scales.
+
+Everything written is a function of the model, the plan, the statistics and the calibrator: equal inputs give equal bytes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pipeline.artifact import CALIBRATION_CACHE, INT8_MODEL, PLACEMENT, SCALES
+from pipeline.core.errors import InputError
+from pipeline.core.files import write_bytes, write_json
+from pipeline.core.progress import SILENT, Progress
+from pipeline.records import StageResult
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import onnx_ir as ir
+    from numpy.typing import NDArray
+
+    from calibrators import Calibrator, TensorStatistics
+    from pipeline.config import PlacementConfig
+    from pipeline.placement.graph import GraphView
+    from pipeline.placement.plan import ActivationPoint, PlacementPlan
+
+__all__ = ["SCHEMA", "QuantizeResult", "activation_ranges", "merge_tensors", "run"]
+
+SCHEMA = 1
+_LARGEST_FILE = 2_000_000_000
+_EXTERNAL = INT8_MODEL + ".data"
+_GIVEN = "given"
+"""In place of the calibrator's name, for scales that came with the model."""
+
+
+class QuantizeResult(StageResult):
+    """The INT8 graph. Files in :attr:`folder`: ``model.int8.onnx``, ``scales.json``, ``calibration.cache``,
+    ``placement.json``."""
+
+    tensors: tuple[str, ...]
+    """Activations with a Q/DQ pair, in graph order."""
+    weights: int
+    """Quantised weight tensors."""
+    quantized_nodes: int
+    nodes: int
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def model_path(self) -> Path:
+        return self.folder / INT8_MODEL
+
+
+def run(
+    model: Path,
+    plan: PlacementPlan,
+    statistics: Mapping[str, TensorStatistics],
+    calibrator: Calibrator,
+    *,
+    folder: Path,
+    config: PlacementConfig,
+    progress: Progress = SILENT,
+) -> QuantizeResult:
+    """Quantise the prepared ``model`` by ``plan`` and write the stage's files into ``folder``.
+
+    Args:
+        statistics: of at least the tensors in ``plan.tensors``.
+        config: its ``precision`` is the type of the part that stays float.
+
+    Raises:
+        InputError: a statistic is missing, a weight is not finite, the plan belongs to another model, or the opset is
+            below 13.
+    """
+    from pipeline.placement.existing import repair
+    from pipeline.placement.graph import GraphView, load_graph
+
+    loaded = load_graph(model)
+    warnings: list[str] = []
+    if plan.prequantized:
+        warnings += repair(loaded)
+        graph = GraphView(loaded)
+        tensors, weights = _given_entries(graph), {}
+    else:
+        graph = GraphView(loaded)
+        ranges, warnings = activation_ranges(plan.activations, statistics, calibrator)
+        tensors = {point.tensor: _entry(point, ranges, statistics, calibrator) for point in plan.activations}
+        weights = _insert(graph, plan, ranges)
+    if config.precision == "fp16":
+        from pipeline.placement.half import to_half
+
+        warnings += to_half(loaded)
+    folder.mkdir(parents=True, exist_ok=True)
+    _save(loaded, folder)
+    write_json(folder / SCALES, {"schema": SCHEMA, "tensors": tensors, "weights": weights})
+    _write_cache(folder / CALIBRATION_CACHE, {name: entry["scale"] for name, entry in tensors.items()})
+    write_json(folder / PLACEMENT, {"schema": SCHEMA, "precision": config.precision, **plan.model_dump(mode="json")})
+    quantized = len(plan.quantized_nodes)
+    progress.note(
+        f"{quantized} of {len(plan.decisions)} nodes quantised, {len(tensors)} activation and {len(weights)} weight scales"
+    )
+    for text in warnings:
+        progress.warn(text)
+    return QuantizeResult(
+        tensors=tuple(tensors),
+        weights=len(weights),
+        quantized_nodes=quantized,
+        nodes=len(plan.decisions),
+        warnings=tuple(warnings),
+    ).at(folder)
+
+
+def activation_ranges(
+    points: Sequence[ActivationPoint], statistics: Mapping[str, TensorStatistics], calibrator: Calibrator
+) -> tuple[dict[str, float], list[str]]:
+    """The amax of every point, and a warning for each degenerate tensor.
+
+    Points of one group get one amax, from their statistics merged. A known range of the whole group limits it.
+
+    Raises:
+        InputError: a tensor to calibrate has no statistic.
+    """
+    from calibrators import resolve_amax
+
+    groups: dict[str, list[ActivationPoint]] = {}
+    for point in points:
+        groups.setdefault(point.tensor if point.group is None else f"group {point.group}", []).append(point)
+    ranges: dict[str, float] = {}
+    warnings = []
+    for members in groups.values():
+        calibrated = [point.tensor for point in members if point.source is None]
+        if missing := [name for name in calibrated if name not in statistics]:
+            raise InputError(
+                f"no calibration statistics of the tensor {missing[0]!r} ({len(missing)} missing)",
+                remedy="calibrate again with this placement",
+            )
+        amax, warning = resolve_amax(merge_tensors([statistics[name] for name in calibrated]), calibrator)
+        known = [point.known_amax for point in members]
+        if all(value is not None for value in known):
+            amax = min(amax, max(value for value in known if value is not None))
+        if warning is not None:
+            warnings.append(f"{' + '.join(calibrated)}: {warning}")
+        ranges.update({point.tensor: amax for point in members})
+    return {point.tensor: ranges[point.tensor] for point in points}, warnings
+
+
+def merge_tensors(parts: Sequence[TensorStatistics]) -> TensorStatistics:
+    """The statistic of several tensors' values together, as if they were one tensor in every batch.
+
+    Histogram, extremes and counts are exact. A batch's amax is the greatest of the parts'; so are its percentiles, which
+    bound the percentile of the union from above.
+    """
+    from dataclasses import replace
+
+    from calibrators import TensorStatistics
+
+    if len(parts) == 1:
+        return parts[0]
+    empty = TensorStatistics()
+    merged = empty
+    amax: dict[int, np.float32] = {}
+    percentiles: dict[int, NDArray[np.float64]] = {}
+    for part in parts:
+        whole = replace(
+            part, batch_index=empty.batch_index, batch_amax=empty.batch_amax, batch_percentiles=empty.batch_percentiles
+        )
+        merged = merged.merge(whole)
+        for index, value, row in zip(part.batch_index.tolist(), part.batch_amax, part.batch_percentiles, strict=True):
+            amax[index] = max(amax.get(index, np.float32(0.0)), value)
+            percentiles[index] = np.maximum(percentiles[index], row) if index in percentiles else row
+    order = sorted(amax)
+    return replace(
+        merged,
+        batch_index=np.array(order, np.int64),
+        batch_amax=np.array([amax[index] for index in order], np.float32),
+        batch_percentiles=np.array([percentiles[index] for index in order], np.float64).reshape(len(order), -1),
+    )
+
+
+def _entry(
+    point: ActivationPoint,
+    ranges: Mapping[str, float],
+    statistics: Mapping[str, TensorStatistics],
+    calibrator: Calibrator,
+) -> dict[str, Any]:
+    from calibrators import scale_of
+
+    found = statistics[point.source or point.tensor]
+    low, high = (found.minimum, found.maximum) if found.finite else (0.0, 0.0)
+    amax = ranges[point.tensor]
+    return {
+        "amax": float(amax),
+        "scale": float(scale_of(amax)),
+        "calibrator": calibrator.name,
+        "samples": int(found.elements),
+        "min": float(low),
+        "max": float(high),
+        "zeros": int(found.zeros),
+    }
+
+
+def _given_entries(graph: GraphView) -> dict[str, dict[str, Any]]:
+    from pipeline.placement.existing import given_scales
+
+    return {
+        name: {
+            "amax": scale * 127.0, "scale": scale, "calibrator": _GIVEN, "samples": 0, "min": -scale * 127.0, "max": scale * 127.0,
+            "zeros": 0,
+        }
+        for name, scale in given_scales(graph).items()
+    }  # fmt: skip
+
+
+def _insert(graph: GraphView, plan: PlacementPlan, ranges: Mapping[str, float]) -> dict[str, dict[str, Any]]:
+    from calibrators import scale_of
+    from pipeline.placement.insert import insert_pairs
+    from pipeline.placement.weights import weight_amax, weight_scales
+
+    scales = {}
+    records: dict[str, dict[str, Any]] = {}
+    for point in plan.weights:
+        node = graph.by_name.get(point.node)
+        array = (
+            graph.array(node.inputs[point.input_index])
+            if node is not None and point.input_index < len(node.inputs)
+            else None
+        )
+        if array is None:
+            raise InputError(
+                f"the placement plan quantises input {point.input_index} of node {point.node!r}, which is no constant of this graph",
+                remedy="make the plan from this model",
+            )
+        amax = weight_amax(array, point.axis, point.tensor)
+        scale = weight_scales(amax)
+        scales[point.node, point.input_index] = scale
+        name = point.tensor if point.tensor not in records else f"{point.tensor} ({point.node})"
+        records[name] = {
+            "node": point.node,
+            "axis": point.axis,
+            "amax": amax.reshape(-1).tolist(),
+            "scale": scale.reshape(-1).tolist(),
+        }
+    insert_pairs(graph, plan, {name: scale_of(amax) for name, amax in ranges.items()}, scales)
+    return records
+
+
+def _save(model: ir.Model, folder: Path) -> None:
+    import onnx_ir as ir
+
+    size = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value is not None)
+    if size > _LARGEST_FILE:
+        ir.save(model, folder / INT8_MODEL, external_data=_EXTERNAL)
+    else:
+        write_bytes(folder / INT8_MODEL, ir.to_proto(model).SerializeToString(deterministic=True))
+
+
+def _write_cache(path: Path, scales: Mapping[str, float]) -> None:
+    from calibrators.cache import write_cache
+
+    write_cache(path, scales)
