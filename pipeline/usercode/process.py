@@ -44,7 +44,7 @@ class UserProcess:
 
         Args:
             code: what to import.
-            task: ``{"task": "samples" | "export", ...}``, JSON values only.
+            task: ``{"task": "samples" | "export" | "metric", ...}``, JSON values only.
             timeout_s: seconds after which the child is ended with a :class:`ToolError`; None: never.
         """
         self._code = code
@@ -99,6 +99,11 @@ class UserProcess:
         """Tell the child whether the next sample is wanted."""
         with suppress(BrokenPipeError):
             write_all(self._write, b"1" if wanted else b"0")
+
+    def send(self, header: dict[str, Any], arrays: dict[str, _Array]) -> None:
+        """Send the child a message; one that is gone already is explained by :meth:`receive`."""
+        with suppress(BrokenPipeError):
+            write_message(self._write, header, arrays)
 
     def receive(self) -> tuple[dict[str, Any], dict[str, _Array]]:
         """The child's next message: its header and arrays.

@@ -48,6 +48,12 @@ def main(read_descriptor: int, write_descriptor: int) -> None:
             os._exit(0)
         return answer == b"1"
 
+    def receive() -> tuple[dict[str, Any], dict[str, _Array]]:
+        try:
+            return read_message(read_into)
+        except EOFError:
+            os._exit(0)  # the parent is gone
+
     try:
         target = load_object(task["directory"], task["file"], task["module"], task["attribute"])
         if task["task"] == "samples":
@@ -55,6 +61,11 @@ def main(read_descriptor: int, write_descriptor: int) -> None:
 
             send_samples(target, [(name, rank) for name, rank in task["inputs"]], wants, send)
             final: dict[str, Any] = {"kind": "end"}
+        elif task["task"] == "metric":
+            from .metric import serve_metric
+
+            serve_metric(target, receive, send)
+            final = {"kind": "end"}
         else:
             final = {"kind": "end", **export.export(target, task)}
     except Complaint as complaint:
