@@ -76,7 +76,8 @@ def check_model(path: Path, model: Model, api: Api) -> tuple[Message, ...]:
         raise InputError(f"{path} states no ONNX opset", remedy="write the model again with opset 17")
     if not OLDEST_OPSET <= opset <= api.newest_opset:
         raise InputError(
-            f"{path} has opset {opset}; {api.title} reads {OLDEST_OPSET} to {api.newest_opset} (others parse without a message, some wrongly)",
+            f"{path} has opset {opset}; {api.title} reads {OLDEST_OPSET} to {api.newest_opset} "
+            "(others parse without a message, some wrongly)",
             remedy="export the model with opset 17, which every version reads",
         )
     constants = _Constants(model)
@@ -92,7 +93,7 @@ def check_model(path: Path, model: Model, api: Api) -> tuple[Message, ...]:
             f"{path}: {len(problems)} quantisation nodes that {api.title} would read wrongly:\n  "
             + "\n  ".join(problems[:_SHOWN])
             + more,
-            remedy="quantise symmetrically to int8: an explicit int8 zero point of 0, constant positive scales, an explicit axis",
+            remedy="quantise symmetrically: explicit int8 zero points of 0, constant positive scales, an explicit axis",
         )
     return tuple(Message(severity="warning", source="check", text=text) for text in _float_fallbacks(model, constants))
 
@@ -104,8 +105,9 @@ def _qdq_problems(node: Node, constants: _Constants, opset: int) -> Iterator[str
         yield f"{where}: its scale {scale!r} is computed at run time; TensorRT needs a constant (TensorRT-RTX crashes)"
     values = constants.values(scale)
     if values is not None:
-        if not np.all(np.isfinite(values)) or np.any(values <= 0):
-            yield f"{where}: its scale {scale!r} must be positive and finite, found {float(values[~(np.isfinite(values) & (values > 0))][0])!r}"
+        bad = values[~(np.isfinite(values) & (values > 0))]
+        if bad.size:
+            yield f"{where}: its scale {scale!r} must be positive and finite, found {float(bad[0])!r}"
         if values.size > 1:
             if opset < _AXIS_OPSET:
                 yield f"{where}: per-channel scales need opset {_AXIS_OPSET} or newer, the model has {opset}"
@@ -134,7 +136,9 @@ def _float_fallbacks(model: Model, constants: _Constants) -> Iterator[str]:
                 values = constants.values(node.inputs[1])
                 source = producers.get(node.inputs[0])
                 if values is not None and values.size > 1 and not (source and source.op_type in _QDQ):
-                    yield f"{node.op_type} {node.label()!r}: per-channel scales on an activation; what follows runs in float"
+                    yield (
+                        f"{node.op_type} {node.label()!r}: per-channel scales on an activation, what follows runs in float"
+                    )
             expected = _weight_axis(node)
             weight = producers.get(node.inputs[1]) if expected is not None and len(node.inputs) > 1 else None
             if weight is None or weight.op_type != "DequantizeLinear":
@@ -142,8 +146,8 @@ def _float_fallbacks(model: Model, constants: _Constants) -> Iterator[str]:
             values, axis = constants.values(weight.inputs[1]), weight.attributes.get("axis")
             if values is not None and values.size > 1 and axis is not None and axis.integer != expected:
                 yield (
-                    f"{node.op_type} {node.label()!r}: its weights are quantised along axis {axis.integer}, TensorRT needs axis {expected}; "
-                    "it runs in float"
+                    f"{node.op_type} {node.label()!r}: its weights are quantised along axis {axis.integer}, "
+                    f"TensorRT needs axis {expected}; it runs in float"
                 )
 
 

@@ -107,8 +107,8 @@ class Build:
                 Message(
                     severity="warning",
                     source="check",
-                    text=f"the workspace limit of {limit / 2**20:.0f} MiB made TensorRT leave kernels out, faster ones perhaps "
-                    f"({text}); raise it: --workspace",
+                    text=f"the workspace limit of {limit / 2**20:.0f} MiB made TensorRT leave kernels out, "
+                    f"faster ones perhaps ({text}); raise it: --workspace",
                 )
             )
         data = memoryview(plan)
@@ -196,6 +196,7 @@ class Build:
         api, options = self.api, self.options
         api.set_precision_flags(config, options, quantised=model.quantised, half=model.uses_half)
         api.set_target(config, options)
+        api.share_profiles(config)
         config.profiling_verbosity = api.trt.ProfilingVerbosity.DETAILED
         limit = (
             options.workspace_bytes
@@ -218,7 +219,7 @@ class Build:
         for tensor in inputs:
             if tensor.is_shape_tensor:
                 raise InputError(
-                    f"input {tensor.name!r} decides a shape inside the graph: it would need a profile of values, not of shapes",
+                    f"input {tensor.name!r} decides a shape inside the graph: it would need a profile of values",
                     remedy="make it a constant when the model is exported",
                 )
         for number, profile in enumerate(self.profiles):

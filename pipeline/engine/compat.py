@@ -15,13 +15,15 @@ from pipeline.core.errors import InputError
 if TYPE_CHECKING:
     from pipeline.engine.records import BuildOptions
 
-__all__ = ["MODULES", "NEWEST_OPSET", "OLDEST_OPSET", "Api", "load_api"]
+__all__ = ["MODULES", "NEWEST_OPSET", "OLDEST_OPSET", "RTX_CARDS", "Api", "load_api", "rtx_runs_on"]
 
 MODULES = {"rtx": "tensorrt_rtx", "tensorrt": "tensorrt"}
 OLDEST_OPSET = 9
 NEWEST_OPSET = 25
 _NEWEST_OPSET_8 = 17
 """8.6 takes an opset-18 ReduceMean, whose axes are an input, for a reduction over all axes."""
+RTX_CARDS = ("8.0", "8.6", "8.9", "12.0", "12.1")
+"""Compute capabilities that an RTX engine runs on unless it is built for others; newer ones too."""
 _RTX_MINIMUM = (1, 5)
 _TENSORRT_MINIMUM = (8, 6)
 
@@ -75,6 +77,16 @@ class Api:
         """Whether the network for ``options`` leaves types to the builder."""
         return self.weak_typing and (not self.strong_typing or options.fp16 or options.calibration_cache is not None)
 
+    @property
+    def shares_profiles(self) -> bool:
+        """Several contexts may use one profile without asking; 8.6 wants a preview feature at build time."""
+        return self.rtx or self.release >= (9, 0)
+
+    def share_profiles(self, config: Any) -> None:
+        """Let several execution contexts of the engine use one profile: requests in flight, one graph per shape."""
+        if not self.shares_profiles:
+            config.set_preview_feature(self.trt.PreviewFeature.PROFILE_SHARING_0806, True)
+
     def network_flags(self, *, weakly_typed: bool) -> int:
         """The bits for ``Builder.create_network``."""
         flags = self.trt.NetworkDefinitionCreationFlag
@@ -102,7 +114,7 @@ class Api:
         if options.fp16 and not self.weak_typing:
             raise InputError(
                 f"{self.title} has no FP16 flag: an engine computes in the types that the graph has",
-                remedy="set placement.precision to fp16, which writes the types into the graph, and build without --fp16",
+                remedy="set placement.precision to fp16, which writes the types into the graph, and leave --fp16 out",
             )
         if options.calibration_cache is not None and not self.calibrators:
             raise InputError(
@@ -208,6 +220,14 @@ class Api:
             return None
         validity, diagnostics = runtime.get_engine_validity(plan[: runtime.engine_header_size])
         return validity.name, int(diagnostics)
+
+
+def rtx_runs_on(compute_capability: str, built_for: tuple[str, ...] = ()) -> bool:
+    """Whether an RTX engine runs on a card."""
+    if built_for:
+        return compute_capability in built_for
+    newest = int(RTX_CARDS[-1].partition(".")[0])
+    return compute_capability in RTX_CARDS or int(compute_capability.partition(".")[0]) > newest
 
 
 def load_api(target: str) -> Api:

@@ -1,7 +1,7 @@
 """The engine inspector's JSON, in both of its dialects, as a table of layers.
 
-Up to TensorRT 10 a tensor has one text ``Format/Datatype``; from 11 on (and RTX) ``Format`` and ``Datatype`` are apart, and
-``Bindings`` is called ``I/O Tensors``. Below profiling verbosity DETAILED a layer is its name alone.
+Up to TensorRT 10 a tensor has one text ``Format/Datatype``; from 11 on (and RTX) ``Format`` and ``Datatype`` are apart,
+and ``Bindings`` is called ``I/O Tensors``. Below profiling verbosity DETAILED a layer is its name alone.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.engine.records import Message, Severity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from pipeline.engine.compat import Api
 
@@ -89,8 +89,9 @@ def make_error_recorder(api: Api, receive: Callable[[Message], None]) -> Any:
     return Recorder()
 
 
-def worst_words(messages: list[Message] | tuple[Message, ...], *, limit: int = 5) -> str:
+def worst_words(messages: Iterable[Message], *, limit: int = 5) -> str:
     """TensorRT's own words for why it failed: its errors, else its warnings, joined; empty when it said nothing."""
+    messages = tuple(messages)
     for wanted in (("internal_error", "error"), ("warning",)):
         texts = [
             m.text.strip()
@@ -102,6 +103,6 @@ def worst_words(messages: list[Message] | tuple[Message, ...], *, limit: int = 5
     return ""
 
 
-def skipped_tactics(messages: list[Message] | tuple[Message, ...]) -> tuple[str, ...]:
+def skipped_tactics(messages: Iterable[Message]) -> tuple[str, ...]:
     """The messages which say that the workspace limit made TensorRT leave kernels out."""
     return tuple(m.text.strip() for m in messages if any(mark in m.text for mark in _SKIPPED_TACTICS))

@@ -12,7 +12,7 @@ import subprocess
 import sys
 
 from pipeline.core.errors import QuantizeError
-from pipeline.engine.compat import MODULES, load_api
+from pipeline.engine.compat import MODULES, RTX_CARDS, load_api, rtx_runs_on
 from pipeline.engine.device import describe_device, no_device_reason
 from pipeline.engine.process import python_command
 from pipeline.records import Record
@@ -25,7 +25,6 @@ _DISTRIBUTIONS = {
     "tensorrt": ("tensorrt", "tensorrt-cu13", "tensorrt-cu12", "tensorrt-bindings"),
     "onnx": ("onnxruntime", "onnxruntime-gpu"),
 }
-_RTX_RUNS_ON = ("8.0", "8.6", "8.9", "12.0", "12.1")
 
 
 class TargetStatus(Record):
@@ -44,11 +43,6 @@ def _version(target: str) -> str | None:
         except importlib.metadata.PackageNotFoundError:
             continue
     return None
-
-
-def _runs_rtx(compute_capability: str) -> bool:
-    major = int(compute_capability.partition(".")[0])
-    return compute_capability in _RTX_RUNS_ON or major > 12
 
 
 @functools.cache
@@ -109,12 +103,12 @@ def main(arguments: list[str]) -> None:
             reason = f"builds and runs on the {device.name}" if device else "builds here"
         elif device is None:
             reason = f"builds here; engines cannot run here: {no_device_reason()}"
-        elif _runs_rtx(device.compute_capability):
+        elif rtx_runs_on(device.compute_capability):
             reason = f"builds and runs on the {device.name}"
         else:
             reason = (
                 f"builds here; engines do not run on the {device.name}, whose compute capability is "
-                f"{device.compute_capability} (TensorRT-RTX runs on {', '.join(_RTX_RUNS_ON)} and newer)"
+                f"{device.compute_capability} (TensorRT-RTX runs on {', '.join(RTX_CARDS)} and newer)"
             )
     status = TargetStatus(name=target, works=works, version=version, reason=reason)
     sys.stdout.write(status.model_dump_json() + "\n")

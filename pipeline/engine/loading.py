@@ -1,0 +1,153 @@
+"""Load an engine, and say before TensorRT does when it was built for another card or version."""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.core.errors import InputError, ToolError
+from pipeline.engine.compat import RTX_CARDS, rtx_runs_on
+from pipeline.engine.device import describe_device, no_device_reason
+from pipeline.engine.messages import make_logger, worst_words
+
+if TYPE_CHECKING:
+    from pipeline.engine.compat import Api
+    from pipeline.engine.records import DeviceInfo, EngineRecord, Message
+
+__all__ = ["LoadedEngine", "check_engine", "load_engine"]
+
+_AMPERE = 8
+_RUNS_ON = {(8, 8), (8, 10), (10, 10), (10, 11), (11, 11)}
+"""Version-compatible engines: major version built with, major version run with."""
+_KEPT_MESSAGES = 500
+
+
+def check_engine(record: EngineRecord, api: Api, device: DeviceInfo | None) -> tuple[str, ...]:
+    """Refuse an engine that this TensorRT or this card cannot run.
+
+    Returns:
+        Warnings: it runs, though it was tuned for something else.
+
+    Raises:
+        InputError: another target, version or compute capability than it was built for.
+        ToolError: no card.
+    """
+    remedy = "build it on this machine: quantize build --from ARTIFACT --target tensorrt"
+    if record.target != ("rtx" if api.rtx else "tensorrt"):
+        raise InputError(f"the engine was built for target {record.target}, this is {api.title}", remedy=remedy)
+    if device is None:
+        raise ToolError(
+            f"no engine can run here: {no_device_reason()}", remedy="`quantize doctor` says what works here"
+        )
+    if record.tensorrt != api.version and not _version_compatible(record, api):
+        raise InputError(
+            f"the engine was built with version {record.tensorrt}, this is {api.title}; an engine runs only on "
+            "the version that built it",
+            remedy=remedy,
+        )
+    if record.target == "rtx":
+        if not rtx_runs_on(device.compute_capability, record.options.compute_capabilities):
+            wanted = record.options.compute_capabilities or (*RTX_CARDS, "newer")
+            raise InputError(
+                f"the engine was built for compute capability {', '.join(wanted)}; the {device.name} has "
+                f"{device.compute_capability}",
+                remedy="name this card when building: --compute-capability"
+                if device.compute_capability in (*RTX_CARDS, "7.5")
+                else "TensorRT-RTX does not run on this card: build with --target tensorrt",
+            )
+        return ()
+    if record.device is None or record.device.compute_capability == device.compute_capability:
+        if record.device is not None and record.device.name != device.name:
+            return (
+                f"the engine was tuned on the {record.device.name}, this is a {device.name}: "
+                "one built here may be faster",
+            )
+        return ()
+    level = record.options.hardware_compatibility
+    if level == "ampere_plus" and int(device.compute_capability.partition(".")[0]) >= _AMPERE:
+        return (
+            f"a hardware-compatible engine, built on the {record.device.name}: it may be slower than one built here",
+        )
+    raise InputError(
+        f"the engine was built for compute capability {record.device.compute_capability} ({record.device.name}); "
+        f"the {device.name} has {device.compute_capability}",
+        remedy=remedy,
+    )
+
+
+def _version_compatible(record: EngineRecord, api: Api) -> bool:
+    built = tuple(int(part) for part in record.tensorrt.split(".")[:2])
+    return record.options.version_compatible and built <= api.release and (built[0], api.release[0]) in _RUNS_ON
+
+
+class LoadedEngine:
+    """An engine with the objects that must outlive it, and what TensorRT said."""
+
+    def __init__(self, api: Api, logger: Any, runtime: Any, engine: Any, messages: deque[Message]) -> None:
+        self.api, self.logger, self.runtime, self.engine, self.messages = api, logger, runtime, engine, messages
+
+    def close(self) -> None:
+        """Give everything back, the engine before its runtime."""
+        self.engine = None
+        self.runtime = None
+
+
+def load_engine(
+    plan: Path | bytes, api: Api, *, record: EngineRecord | None = None, device_number: int = 0
+) -> LoadedEngine:
+    """Deserialise ``plan`` on the card that is current.
+
+    Args:
+        record: what ``build.json`` beside the plan says; None: TensorRT alone decides whether it fits.
+
+    Raises:
+        InputError: the file is missing or empty, or the engine is for another card or version.
+        ToolError: no card, or TensorRT refuses, in its own words.
+    """
+    device = describe_device(device_number)
+    if device is None:  # TensorRT 8.6 ends the process here
+        raise ToolError(
+            f"no engine can run here: {no_device_reason()}", remedy="`quantize doctor` says what works here"
+        )
+    if record is not None:
+        check_engine(record, api, device)
+    name = str(plan) if isinstance(plan, Path) else "the plan"
+    if isinstance(plan, Path):
+        try:
+            plan = plan.read_bytes()
+        except FileNotFoundError as error:
+            raise InputError(f"plan {name} does not exist") from error
+        except OSError as error:
+            raise InputError(f"cannot read {name}: {error.strerror}") from error
+    if not plan:
+        raise InputError(f"{name} is empty", remedy="build the engine again")
+    messages: deque[Message] = deque(maxlen=_KEPT_MESSAGES)
+    logger = shared_logger(api, messages)
+    runtime = api.trt.Runtime(logger)
+    if record is not None and record.options.version_compatible:
+        runtime.engine_host_code_allowed = True  # such a plan brings the runtime it was built with
+    engine = runtime.deserialize_cuda_engine(plan)
+    if engine is None:
+        words = worst_words(messages)
+        validity = api.engine_validity(runtime, plan)
+        told = "; validity {} (diagnostics {})".format(*validity) if validity else ""
+        raise ToolError(
+            f"{api.title} cannot load {name}{told}" + (f":\n  {words}" if words else ", and says nothing more"),
+            remedy="an engine runs on the version and kind of card that built it: build it here",
+        )
+    return LoadedEngine(api, logger, runtime, engine, messages)
+
+
+_LOGGERS: dict[str, tuple[Any, list[deque[Message]]]] = {}
+
+
+def shared_logger(api: Api, messages: deque[Message]) -> Any:
+    """The one logger that TensorRT keeps per process, which from now on writes into ``messages``."""
+    key = api.trt.__name__
+    if key not in _LOGGERS:
+        sinks: list[deque[Message]] = []
+        _LOGGERS[key] = (make_logger(api, lambda message: sinks[-1].append(message), verbose=False), sinks)
+    logger, sinks = _LOGGERS[key]
+    sinks[:] = [messages]
+    return logger

@@ -1,0 +1,336 @@
+"""Run an engine: TensorRT and PyCUDA, nothing else.
+
+A :class:`Runner` keeps a pool of slots. A slot has a stream, pinned host buffers, device buffers and scratch memory,
+which its execution contexts share and which only grow; there is one context per profile, or one per shape where CUDA
+graphs are replayed, since a graph holds only as long as its context is left alone. Copies of one request overlap with
+the computation of another; results come back in order through :meth:`Runner.map`.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections import deque
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pipeline.artifact import Artifact, engine_folder
+from pipeline.core.errors import InputError, did_you_mean
+from pipeline.engine.compat import Api, load_api
+from pipeline.engine.cuda import Device, open_device
+from pipeline.engine.loading import load_engine
+from pipeline.engine.profiles import Shape
+from pipeline.engine.records import EngineRecord
+from pipeline.engine.slot import Slot
+from pipeline.engine.tensors import EngineIO, checked
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from pipeline.config import Profile
+    from pipeline.records import TensorSpec
+
+__all__ = ["Pending", "Request", "Runner"]
+
+Arrays = dict[str, np.ndarray]
+
+
+class Request:
+    """A slot in use. ``inputs`` are pinned arrays to fill; the results of ``wait`` are pinned arrays too.
+
+    Both are the slot's own memory: copy what must outlive :meth:`release`.
+    """
+
+    def __init__(self, runner: Runner, slot: Slot, shapes: Mapping[str, Shape]) -> None:
+        self._runner, self._slot = runner, slot
+        self.inputs: Arrays = slot.prepare(shapes)
+
+    def copy_in(self) -> None:
+        """Enqueue the copies of the inputs to the card."""
+        with self._active() as slot:
+            slot.copy_in()
+
+    def execute(self) -> None:
+        """Enqueue the computation alone."""
+        with self._active() as slot:
+            slot.execute()
+
+    def copy_out(self) -> None:
+        """Enqueue the copies of the outputs to the host."""
+        with self._active() as slot:
+            slot.copy_out()
+
+    def submit(self) -> None:
+        """Enqueue everything and return at once."""
+        with self._active() as slot:
+            slot.copy_in()
+            slot.execute()
+            slot.copy_out()
+
+    def wait(self) -> Arrays:
+        """Wait for what was enqueued; the outputs."""
+        with self._active() as slot:
+            return slot.finish()
+
+    @property
+    def stream(self) -> Any:
+        """The slot's stream, for events of a measurement."""
+        return self._slot.stream
+
+    def release(self) -> None:
+        """Give the slot back. Safe to call twice."""
+        slot, self._slot = self._slot, None  # type: ignore[assignment]
+        if slot is not None:
+            self._runner._give_back(slot)
+
+    @contextmanager
+    def _active(self) -> Iterator[Slot]:
+        if self._slot is None:
+            raise InputError("this request was released", remedy="use a request inside its `with` block")
+        if self._runner.closed:
+            raise InputError("the runner is closed")
+        with self._runner.device.active():
+            yield self._slot
+
+
+class Pending:
+    """A request on its way, from :meth:`Runner.submit`. Its slot is free again after :meth:`result`."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._outputs: Arrays | None = None
+
+    def result(self) -> Arrays:
+        """Wait; the outputs, in memory of their own."""
+        if self._outputs is None:
+            try:
+                self._outputs = {name: values.copy() for name, values in self._request.wait().items()}
+            finally:
+                self._request.release()
+        return self._outputs
+
+
+class Runner:
+    """An engine, ready to answer from any thread.
+
+    Args:
+        plan: path or bytes of an engine.
+        target: ``tensorrt`` or ``rtx``.
+        record: what ``build.json`` beside the plan says; it lets a wrong card or version be named at once.
+        in_flight: requests that may be on the card at a time; each has buffers and scratch memory of its own.
+        cuda_graphs: replay a graph for each shape that was seen before. Where an engine cannot be captured
+            (outputs of data-dependent size) its kernels are launched one by one; :attr:`uncaptured` says why.
+        graphs_kept: shapes per slot whose graph and context are kept, least recently used first out.
+
+    Raises:
+        InputError: the engine is for another card or version; PyCUDA or TensorRT is not installed.
+        ToolError: no card, no memory, or TensorRT refuses, in its own words.
+    """
+
+    def __init__(
+        self,
+        plan: Path | bytes,
+        *,
+        target: str = "tensorrt",
+        record: EngineRecord | None = None,
+        in_flight: int = 1,
+        cuda_graphs: bool = False,
+        graphs_kept: int = 8,
+        device_number: int = 0,
+    ) -> None:
+        if in_flight < 1 or graphs_kept < 1:
+            raise InputError(f"in_flight and graphs_kept must be at least 1, got {in_flight} and {graphs_kept}")
+        self.api: Api = load_api(target)
+        self.device: Device = open_device(device_number)
+        self.closed = False
+        self.uncaptured: dict[str, str] = {}
+        """Shapes that run without a graph although one was asked for, and why."""
+        self._warned: set[str] = set()
+        self._free: list[Slot] = []
+        self._slots: list[Slot] = []
+        self._changed = threading.Condition()
+        with self.device.active():
+            before = self.device.free_bytes()
+            self._loaded = load_engine(plan, self.api, record=record, device_number=device_number)
+            try:
+                self.io = EngineIO(self._loaded.engine, self.api)
+                for _ in range(in_flight):
+                    self._slots.append(
+                        Slot(self.device, self._loaded, self.io, graphs_kept if cuda_graphs else 0, self.uncaptured)
+                    )
+            except BaseException:
+                self._destroy()
+                raise
+            self.device_bytes = max(0, before - self.device.free_bytes())
+            """Memory of the card that loading took: weights, scratch, without inputs and outputs."""
+        self._free = list(self._slots)
+        self.device.users.add(self)
+
+    @classmethod
+    def from_artifact(cls, folder: Path, *, target: str = "tensorrt", **options: Any) -> Runner:
+        """The engine of an artifact, which must be unchanged since it was written.
+
+        Raises:
+            InputError: no such artifact or engine, or one for another card or version.
+        """
+        artifact = Artifact.open(folder)
+        place = engine_folder(target)
+        if f"{place}/model.plan" not in artifact.manifest.files:
+            raise InputError(
+                f"{folder} has no engine for target {target}; it has: "
+                f"{', '.join(sorted(artifact.manifest.targets)) or 'none'}",
+                remedy=f"quantize build --from {folder} --target {target}",
+            )
+        record = EngineRecord.model_validate_json(artifact.path(f"{place}/build.json").read_bytes())
+        return cls(artifact.path(f"{place}/model.plan"), target=target, record=record, **options)
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        return self.io.inputs
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        return self.io.outputs
+
+    @property
+    def profiles(self) -> tuple[Profile, ...]:
+        return self.io.profiles
+
+    @contextmanager
+    def request(self, shapes: Mapping[str, Shape]) -> Iterator[Request]:
+        """A free slot for inputs of these shapes; waits for one when all are in use.
+
+        Raises:
+            InputError: an input is unknown or missing, or no profile allows the shapes.
+        """
+        request = self._request(shapes)
+        try:
+            yield request
+        finally:
+            request.release()
+
+    def __call__(self, feeds: Mapping[str, np.ndarray]) -> Arrays:
+        """Run one request and wait for it."""
+        return self.submit(feeds).result()
+
+    def submit(self, feeds: Mapping[str, np.ndarray]) -> Pending:
+        """Start one request; waits only when ``in_flight`` others are on their way.
+
+        Raises:
+            InputError: a name, dtype or shape that the engine does not take; input and expectation are named.
+        """
+        arrays = self.check(feeds)
+        request = self._request({name: values.shape for name, values in arrays.items()})
+        try:
+            for name, values in arrays.items():
+                np.copyto(request.inputs[name], values)
+            request.submit()
+        except BaseException:
+            request.release()
+            raise
+        return Pending(request)
+
+    def map(self, stream: Iterable[Mapping[str, np.ndarray]]) -> Iterator[Arrays]:
+        """Run many requests with ``in_flight`` of them on the card; results in the order of ``stream``."""
+        waiting: deque[Pending] = deque()
+        try:
+            for feeds in stream:
+                if len(waiting) == len(self._slots):
+                    yield waiting.popleft().result()
+                waiting.append(self.submit(feeds))
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for pending in waiting:
+                pending.result()
+
+    def check(self, feeds: Mapping[str, np.ndarray]) -> Arrays:
+        """The feeds as contiguous arrays of the engine's types.
+
+        An array that is not contiguous is copied, with a warning the first time.
+        """
+        names = [spec.name for spec in self.inputs]
+        for name in feeds:
+            if name not in names:
+                raise InputError(f"the engine has no input {name!r}; {did_you_mean(name, names)}")
+        arrays: Arrays = {}
+        for spec in self.inputs:
+            if spec.name not in feeds:
+                raise InputError(f"input {spec.name!r} ({spec.dtype}, {spec.shape}) is missing")
+            values = checked(spec, feeds[spec.name])
+            if not values.flags.c_contiguous:
+                if spec.name not in self._warned:
+                    self._warned.add(spec.name)
+                    warnings.warn(
+                        f"input {spec.name!r} is not contiguous, it is copied each time: pass np.ascontiguousarray(...)",
+                        RuntimeWarning,
+                        stacklevel=3,
+                    )
+                values = np.ascontiguousarray(values)
+            arrays[spec.name] = values
+        return arrays
+
+    def layer_times(self, feeds: Mapping[str, np.ndarray], *, runs: int = 20) -> dict[str, float]:
+        """Median time of each layer in milliseconds, in the engine's order, from TensorRT's own profiler.
+
+        The times add up to more than a normal run takes: the profiler puts events between the layers.
+        """
+        arrays = self.check(feeds)
+        with self.request({name: values.shape for name, values in arrays.items()}) as request:
+            for name, values in arrays.items():
+                np.copyto(request.inputs[name], values)
+            with self.device.active():
+                return request._slot.layer_times(runs)
+
+    def layer_information(self) -> str:
+        """The engine inspector's JSON."""
+        inspector = self._loaded.engine.create_engine_inspector()
+        return str(inspector.get_engine_information(self.api.trt.LayerInformationFormat.JSON))
+
+    def close(self) -> None:
+        """Wait for what is on the card and give all memory back. Safe to call twice."""
+        with self._changed:
+            if self.closed:
+                return
+            self.closed = True
+            self._changed.notify_all()
+        with self.device.active():
+            self._destroy()
+
+    def __enter__(self) -> Runner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _request(self, shapes: Mapping[str, Shape]) -> Request:
+        slot = self._take()
+        try:
+            with self.device.active():
+                return Request(self, slot, shapes)
+        except BaseException:
+            self._give_back(slot)
+            raise
+
+    def _take(self) -> Slot:
+        with self._changed:
+            while not self._free and not self.closed:
+                self._changed.wait()
+            if self.closed:
+                raise InputError("the runner is closed")
+            return self._free.pop()
+
+    def _give_back(self, slot: Slot) -> None:
+        with self._changed:
+            if not self.closed:
+                self._free.append(slot)
+                self._changed.notify()
+
+    def _destroy(self) -> None:
+        for slot in self._slots:
+            slot.free()
+        self._slots, self._free = [], []
+        self._loaded.close()
