@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    import onnx_ir as ir
+
     from pipeline.config import PlacementConfig
     from pipeline.placement.plan import PlacementPlan
 
@@ -65,22 +67,8 @@ def plan_graph(graph: GraphView, config: PlacementConfig, rules: Sequence[Rule])
 def _include(draft: Draft, node: ir.Node) -> None:
     """Quantise a node that the user asks for and that no rule has quantised."""
     if draft.graph.op(node) not in WEIGHTED:
-        if any([draft.demand(node, index) for index, _ in draft.graph.computed_inputs(node)]):
-            draft.decide(node, True, "included by the user")
-            return
-    elif draft.is_weighted(node):
-        return
-    raise InputError(
-        f"{draft.graph.op(node)} node {node.name!r} is included but cannot be INT8: it has no computed float32 input"
-        " or no constant float32 weights, or its rule is switched off",
-        remedy="leave it out of --include",
-    )
-
-
-def _include(draft: Draft, node: ir.Node) -> None:
-    """Quantise a node that the user asks for and that no rule has quantised."""
-    if draft.graph.op(node) not in WEIGHTED:
-        if any([draft.demand(node, index) for index, _ in draft.graph.computed_inputs(node)]):
+        asked = [draft.demand(node, index) for index, _ in draft.graph.computed_inputs(node)]
+        if any(asked):
             draft.decide(node, True, "included by the user")
             return
     elif draft.is_weighted(node):

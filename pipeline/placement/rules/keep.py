@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pipeline.placement.ops import WEIGHTED
-from pipeline.placement.ops import WEIGHTED
 from pipeline.placement.rule import Rule, Stage
 
 if TYPE_CHECKING:
@@ -17,7 +16,6 @@ __all__ = ["RULES"]
 
 _SMALLEST = 16
 _LONGEST_ATTENTION = 512
-_STEM_WALK = 8
 _STEM_WALK = 8
 
 
@@ -81,24 +79,6 @@ def _is_stem(draft: Draft, node: ir.Node) -> bool:
         if len(computed) != 1:
             return False
         value = computed[0]
-    return False
-
-
-def _is_stem(draft: Draft, node: ir.Node) -> bool:
-    """The first convolution of a network: only padding, normalisation and the like stand between an input and it."""
-    graph, value = draft.graph, node.inputs[0]
-    for _ in range(_STEM_WALK):
-        if value is None:
-            return False
-        if value.is_graph_input():
-            return True
-        producer = graph.producer(value)
-        if producer is None or graph.op(producer) in WEIGHTED:
-            return False
-        computed = graph.computed_inputs(producer)
-        if len(computed) != 1:
-            return False
-        value = computed[0][1]
     return False
 
 

@@ -1,0 +1,112 @@
+#!/usr/bin/env python3
+"""Which layers of a TensorRT-RTX plan compute on INT8, without a GPU.
+
+A plan of TensorRT-RTX 1.7 holds its compiled program as readable text: ``tensor={... name="..." type=...}`` and operations
+such as ``corrltn={ name=... output={...} input={...} layers="[ONNX Layer: ...]..." }``. That form is undocumented and may
+change with any release: good for research, not for a product.
+
+usage: rtx_int8_layers.py PLAN [PLACEMENT_JSON]
+
+Prints every convolution and matrix product with the types of its operands; with the ``placement.json`` of the quantise
+stage also how many of the intended INT8 layers are, and which are not.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+_TENSOR = re.compile(r'tensor=\{[^{}]*?(?:\{[^{}]*\}[^{}]*?)*name="([^"]*)"[^\n]*?type=(\w+) \}')
+_OPERATION = re.compile(r"^\s*(\w+)=\{ name=(\S+|\"[^\"]*\")", re.MULTILINE)
+_LIST = re.compile(r'"([^"]*)"')
+_LAYER = re.compile(r"\[ONNX Layer: ([^\]]*)\]")
+PRODUCTS = ("corrltn", "fully_connected", "deconv", "conv_bwd", "gemm", "batch_gemm", "dgrad")
+"""Kinds of operation that multiply and add; the names of those seen, and their likely relatives."""
+ATTENTION = "_gemm_mha"
+"""Name of the functions that compute a whole attention (query, key, value in)."""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One convolution or matrix product of the program."""
+
+    kind: str
+    name: str
+    types: tuple[str, ...]
+    """Of its inputs, in order; ``?`` for one that is not listed among the tensors."""
+    layers: tuple[str, ...]
+    """ONNX nodes that it was made from."""
+
+    @property
+    def int8(self) -> bool:
+        return self.types[:2] == ("int8", "int8")
+
+
+def read_plan(data: bytes) -> list[Operation]:
+    """Convolutions and matrix products in a plan; each once, though a plan of several profiles repeats them."""
+    text = data.decode("latin1")
+    types = {name: kind for name, kind in _TENSOR.findall(text)}
+    types |= {name: kind for name, kind in re.findall(r'sub_tensor=\{[^\n]*?name="([^"]*)"[^\n]*?type=(\w+) \}', text)}
+    found: dict[str, Operation] = {}
+    for match in _OPERATION.finditer(text):
+        kind = match.group(1)
+        line = text[match.start() : text.find("\n", match.start())]
+        inputs = re.search(r"input=\{([^{}]*)\}", line)
+        attention = re.search(rf"name=({ATTENTION}\w*) fqn", line)
+        if attention is not None:
+            inputs = re.search(r"input_args=\{([^{}]*)\}", line)
+        elif kind not in PRODUCTS:
+            continue
+        if inputs is None:
+            continue
+        layers = re.search(r'layers="([^"]*)"', line)
+        names = tuple(_LAYER.findall(layers.group(1))) if layers else ()
+        operands = tuple(types.get(name, "?") for name in _LIST.findall(inputs.group(1)))
+        name = match.group(2).strip('"')
+        if attention is not None:
+            kind, name = "attention", names[0] if names else name
+        operation = Operation(kind, name, operands, names)
+        found.setdefault(operation.name, operation)
+    return list(found.values())
+
+
+def int8_nodes(operations: list[Operation]) -> set[str]:
+    """ONNX nodes that an INT8 x INT8 operation was made from."""
+    return {layer for operation in operations if operation.int8 for layer in operation.layers}
+
+
+def kinds(data: bytes) -> dict[str, int]:
+    """How often each kind of operation occurs."""
+    counts: dict[str, int] = {}
+    for match in _OPERATION.finditer(data.decode("latin1")):
+        counts[match.group(1)] = counts.get(match.group(1), 0) + 1
+    return counts
+
+
+def main(arguments: list[str]) -> int:
+    if not 1 <= len(arguments) <= 2:
+        print(__doc__)
+        return 2
+    operations = read_plan(Path(arguments[0]).read_bytes())
+    for operation in operations:
+        print(f"{'INT8' if operation.int8 else 'float':6}{operation.kind:17}{operation.name:60}{' '.join(operation.types)}")
+    if len(arguments) == 2:
+        placement = json.loads(Path(arguments[1]).read_text())
+        wanted = [
+            decision["node"]
+            for decision in placement["decisions"]
+            if decision["quantized"] and decision["op"] in ("Conv", "ConvTranspose", "Gemm", "MatMul")
+        ]
+        done = int8_nodes(operations)
+        print(f"{sum(node in done for node in wanted)} of {len(wanted)} intended layers are INT8 x INT8")
+        for node in wanted:
+            if node not in done:
+                print(f"  not INT8: {node}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
