@@ -28,6 +28,11 @@ class CodeSpec:
     attribute: str
     """Dotted name inside the module."""
 
+    @property
+    def display(self) -> str:
+        """The text without the folders of the file."""
+        return self.text if self.file is None else f"{self.file.name}:{self.attribute}"
+
     def source_sha256(self) -> str:
         """Hash of the file with the callable; of the spec's text when the module's file is not in :attr:`directory`."""
         file = self.file or self._module_file()

@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Complaint", "describe_exception", "load_object", "trimmed_traceback"]
+__all__ = ["Complaint", "describe_exception", "is_library", "load_object", "trimmed_traceback"]
 
 _OWN = str(Path(__file__).resolve().parents[1]) + os.sep
 _MOST_FRAMES = 12
@@ -58,6 +58,12 @@ def load_object(directory: str, file: str | None, module: str | None, attribute:
     return value
 
 
+def is_library(file: str) -> bool:
+    """Whether ``file`` belongs to Python or an installed package."""
+    folders = {os.path.realpath(path) + os.sep for path in sysconfig.get_paths().values()}
+    return os.path.realpath(file).startswith(tuple(folders))
+
+
 def describe_exception(error: BaseException) -> str:
     """``ValueError: text``, on one line."""
     return " ".join("".join(traceback.format_exception_only(type(error), error)).split())
@@ -70,7 +76,6 @@ def trimmed_traceback(error: BaseException) -> str:
         for frame in traceback.extract_tb(error.__traceback__)
         if not frame.filename.startswith((_OWN, "<frozen importlib"))
     ]
-    libraries = tuple({os.path.realpath(path) + os.sep for path in sysconfig.get_paths().values()})
-    own = [frame for frame in frames if not os.path.realpath(frame.filename).startswith(libraries)]
+    own = [frame for frame in frames if not is_library(frame.filename)]
     lines = traceback.format_list((own or frames)[-_MOST_FRAMES:])
     return "".join(lines + traceback.format_exception_only(type(error), error)).rstrip()

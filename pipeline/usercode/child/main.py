@@ -67,7 +67,7 @@ def main(read_descriptor: int, write_descriptor: int) -> None:
             serve_metric(target, receive, send)
             final = {"kind": "end"}
         else:
-            final = {"kind": "end", **export.export(target, task)}
+            final = {"kind": "end", **export.export(target, task, recorder)}
     except Complaint as complaint:
         final = {"kind": "complaint", "message": complaint.message, "remedy": complaint.remedy}
     except SystemExit as error:

@@ -1,0 +1,127 @@
+"""Do two models compute the same? Example inputs, and the largest difference of each output in onnxruntime.
+
+The measure of a float output is max|a - b| / max|a|; of an integer or boolean output the share of elements that differ
+(an arg-max or a top-k jumps where two values tie within rounding).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pipeline.core.ort import make_session
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from pipeline.config import Profile
+    from pipeline.records import TensorSpec
+
+__all__ = ["Difference", "difference", "example_shapes", "random_feeds", "run_model"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+_FREE_SIZES = (64, 32, 224, 16, 8, 1)
+"""Tried in this order for dynamic dimensions about which nothing is known."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The worst output of a comparison."""
+
+    output: str
+    error: float
+    """Relative error of a float output; share of differing elements of any other; infinity where only one is finite."""
+    position: tuple[int, ...]
+    expected: float
+    found: float
+
+
+def difference(expected: Mapping[str, Array], found: Mapping[str, Array]) -> Difference:
+    """The output with the largest difference. Names are equal; another shape counts as infinitely different."""
+    return max((_of_output(name, expected[name], found[name]) for name in expected), key=lambda item: item.error)
+
+
+def _of_output(name: str, expected: Array, found: Array) -> Difference:
+    if expected.shape != found.shape:
+        return Difference(name, np.inf, (), np.nan, np.nan)
+    if not expected.size:
+        return Difference(name, 0.0, (), 0.0, 0.0)
+    if expected.dtype.kind != "f":
+        differs = expected != found
+        position = _position(differs.astype(np.int8))
+        return Difference(name, float(differs.mean()), position, float(expected[position]), float(found[position]))
+    a, b = expected.astype(np.float64), found.astype(np.float64)
+    finite = np.isfinite(a)
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    with np.errstate(invalid="ignore"):
+        distance = np.where(same, 0.0, np.abs(a - b))
+    distance = np.where(np.isfinite(distance), distance, np.inf)
+    position = _position(distance)
+    largest = float(np.abs(a[finite]).max(initial=0.0))
+    worst = float(distance[position])
+    error = 0.0 if worst == 0 else worst / largest if largest > 0 else np.inf
+    return Difference(name, error, position, float(a[position]), float(b[position]))
+
+
+def _position(values: Array) -> tuple[int, ...]:
+    return tuple(int(index) for index in np.unravel_index(int(values.argmax()), values.shape))
+
+
+def example_shapes(inputs: Sequence[TensorSpec], profiles: Sequence[Profile] = ()) -> list[dict[str, tuple[int, ...]]]:
+    """Shapes to try, the likeliest first: the profiles' smallest and optimal, otherwise guesses for dynamic dimensions.
+
+    A guess may be wrong (a network may need multiples of 32), so a caller tries the next one where a model refuses.
+    """
+    shapes: list[dict[str, tuple[int, ...]]] = []
+    for profile in profiles:
+        for end in ("min", "opt"):
+            found = {spec.name: _profiled(spec, profile, end) for spec in inputs}
+            if all(shape is not None for shape in found.values()):
+                shapes.append({name: shape for name, shape in found.items() if shape is not None})
+    for size in _FREE_SIZES:
+        shapes.append({spec.name: _guessed(spec, size) for spec in inputs})
+    return list({str(item): item for item in shapes}.values())
+
+
+def _profiled(spec: TensorSpec, profile: Profile, end: str) -> tuple[int, ...] | None:
+    if spec.name in profile.inputs:
+        shape: tuple[int, ...] = getattr(profile.inputs[spec.name], end)
+        return shape
+    return None if spec.dynamic else tuple(int(dim) for dim in spec.shape or ())
+
+
+def _guessed(spec: TensorSpec, size: int) -> tuple[int, ...]:
+    return tuple(
+        dim if isinstance(dim, int) else (2 if axis == 0 else size) for axis, dim in enumerate(spec.shape or ())
+    )
+
+
+def random_feeds(inputs: Sequence[TensorSpec], shapes: Mapping[str, tuple[int, ...]], seed: int) -> dict[str, Array]:
+    """Reproducible arrays: standard normal for floats, 0 or 1 for integers and booleans (valid for ids and masks)."""
+    generator = np.random.default_rng(seed)
+    feeds: dict[str, Array] = {}
+    for spec in inputs:
+        dtype = np.dtype(spec.dtype)
+        if dtype.kind == "f":
+            feeds[spec.name] = generator.standard_normal(shapes[spec.name], dtype=np.float32).astype(dtype)
+        else:
+            feeds[spec.name] = generator.integers(0, 2, shapes[spec.name]).astype(dtype)
+    return feeds
+
+
+def run_model(model: Path, feeds: Sequence[Mapping[str, Array]], *, optimise: bool = True) -> list[dict[str, Array]]:
+    """Outputs of ``model`` by name for each of ``feeds``; the session is gone when this returns.
+
+    Raises:
+        ToolError: onnxruntime refuses the model. Its own exceptions escape where it refuses the feeds.
+    """
+    import onnxruntime
+
+    session = make_session(model, optimise=optimise)
+    options = onnxruntime.RunOptions()
+    options.log_severity_level = 4  # what it would print is in its exception
+    names = [output.name for output in session.get_outputs()]
+    return [dict(zip(names, session.run(names, dict(feed), options), strict=True)) for feed in feeds]

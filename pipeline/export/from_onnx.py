@@ -1,0 +1,145 @@
+"""Export of a model that is ONNX already: read, check, and convert only where nothing else helps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline.core.errors import CheckFailed, InputError, QuantizeError
+from pipeline.core.files import link_or_copy, sha256_file, sha256_json
+from pipeline.equivalence import difference, example_shapes, random_feeds, run_model
+from pipeline.export.opset import LOWEST, MAX_IR_VERSION, PORTABLE, CannotConvert, convert, lower_ir_version
+from pipeline.export.result import ExportResult
+from pipeline.onnxfile import MODEL, check_file, load_model, opset_of, save_model, tensor_specs
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from pipeline.config import Profile
+    from pipeline.core.progress import Progress
+
+__all__ = ["export_onnx_file", "make_portable"]
+
+_TOLERANCE = 1e-4
+_MOST_REASONS = 5
+
+
+def export_onnx_file(
+    path: Path, *, profiles: tuple[Profile, ...], opset: int, folder: Path, progress: Progress
+) -> ExportResult:
+    """See :func:`pipeline.export.run`."""
+    model = load_model(path)
+    check_file(path)
+    external = _external_files(model)
+    digest = sha256_file(path) if not external else sha256_json([[f.name, sha256_file(f)] for f in (path, *external)])
+    notes: list[str] = []
+    warnings: list[str] = []
+    version, ir_version = opset_of(model), model.ir_version
+    model = make_portable(model, opset, name=path.name, notes=notes, warnings=warnings)
+    if notes or external:
+        written = save_model(model, folder)
+        check_file(written)
+    else:
+        written = folder / MODEL
+        link_or_copy(path, written)
+    specs = tensor_specs(model.graph.inputs), tensor_specs(model.graph.outputs)
+    result_opset = opset_of(model)
+    del model
+    if result_opset != version or ir_version > MAX_IR_VERSION:
+        shapes = example_shapes(specs[0], profiles)
+        compared = False
+        for number, shape in enumerate(shapes):
+            try:
+                feeds = [random_feeds(specs[0], shape, seed=number)]
+                expected = run_model(path, feeds)[0]
+            except QuantizeError as error:
+                warnings.append(f"the conversion was not compared with the original: {error.message}")
+                break
+            except Exception:  # onnxruntime refuses these shapes with one of several types: try the next
+                continue
+            compared = True
+            worst = difference(expected, run_model(written, feeds)[0])
+            if worst.error > _TOLERANCE:
+                raise CheckFailed(
+                    f"{path} converted from opset {version} to {result_opset} computes something else: output "
+                    f"{worst.output!r} differs by {worst.error:.3g} of its largest value (at {worst.position}: "
+                    f"{worst.expected:.6g} became {worst.found:.6g}), the limit is {_TOLERANCE:g}",
+                    remedy=f"export the model with opset {PORTABLE} from its framework",
+                )
+            break
+        if not compared and not warnings:
+            warnings.append(
+                "the conversion was not compared with the original: no input shape was found that the model takes"
+            )
+    for note in notes:
+        progress.note(note)
+    for warning in warnings:
+        progress.warn(warning)
+    return ExportResult(
+        kind="onnx",
+        spec=path.name,
+        source_sha256=digest,
+        inputs=specs[0],
+        outputs=specs[1],
+        opset=result_opset,
+        notes=tuple(notes),
+        warnings=tuple(warnings),
+    ).at(folder)
+
+
+def make_portable(model: ir.Model, opset: int, *, name: str, notes: list[str], warnings: list[str]) -> ir.Model:
+    """Bring ``model`` to an opset from 13 to ``max(opset, 17)`` and an IR version of at most 9, if it is not there.
+
+    Appends to ``notes`` what was changed, and to ``warnings`` what could not be.
+
+    Raises:
+        InputError: the model is older than opset 13 and cannot be converted.
+    """
+    from onnx_ir.passes.common import InlinePass, ShapeInferencePass
+
+    version, ir_version = opset_of(model), model.ir_version
+    newest = max(opset, PORTABLE)
+    if version < LOWEST:
+        try:
+            model = convert(model, newest)
+        except CannotConvert as error:
+            raise InputError(
+                f"{name} has opset {version}, INT8 with per-channel weights needs {LOWEST} or more, and it cannot be "
+                f"converted: {_listed(error.reasons)}",
+                remedy=f"export the model with opset {PORTABLE} from its framework",
+            ) from error
+        notes.append(f"{name}: converted from opset {version} to {newest}")
+    elif version > newest:
+        InlinePass()(model)
+        ShapeInferencePass(strict_mode=False)(model)
+        # A failed conversion leaves the graph half changed, so it works on a copy; the weights are shared.
+        copy = model.clone()
+        try:
+            model = convert(copy, newest)
+        except CannotConvert as error:
+            warnings.append(f"{name} stays at opset {version}, TensorRT 8.6 cannot load it: {_listed(error.reasons)}")
+        else:
+            notes.append(f"{name}: converted from opset {version} to {newest}")
+    if ir_version > MAX_IR_VERSION and not warnings:
+        lower_ir_version(model)
+        notes.append(f"{name}: IR version lowered from {ir_version} to {MAX_IR_VERSION}")
+    return model
+
+
+def _listed(reasons: list[str]) -> str:
+    more = len(reasons) - _MOST_REASONS
+    return "; ".join(reasons[:_MOST_REASONS]) + (f"; and {more} more" if more > 0 else "")
+
+
+def _external_files(model: ir.Model) -> list[Path]:
+    import onnx_ir as ir
+
+    from pipeline.onnxfile import all_graphs
+
+    found = {
+        Path(value.const_value.path)
+        for graph in all_graphs(model)
+        for value in graph.initializers.values()
+        if isinstance(value.const_value, ir.ExternalTensor)
+    }
+    return sorted(found)

@@ -1,0 +1,204 @@
+"""ONNX files: reading with errors that users understand, atomic and deterministic writing, inputs and outputs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.core.errors import InputError
+from pipeline.core.files import explain_os_errors, fsync_dir, write_bytes
+from pipeline.records import TensorSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import onnx_ir as ir
+
+__all__ = [
+    "DATA",
+    "MODEL",
+    "all_graphs",
+    "check_file",
+    "lift_constants",
+    "load_model",
+    "opset_of",
+    "save_model",
+    "tensor_specs",
+    "weight_bytes",
+]
+
+MODEL = "model.onnx"
+DATA = "model.onnx.data"
+EXTERNAL_ABOVE_BYTES = 1_900_000_000
+"""Weights beyond this go to :data:`DATA`: a protobuf file ends at 2 GiB, and the graph itself needs room too."""
+_EXTERNAL_TENSOR_BYTES = 1024
+
+
+def load_model(path: Path) -> ir.Model:
+    """Parse ``path``; external weights stay on the disk, memory-mapped.
+
+    Raises:
+        InputError: missing, unreadable, truncated, no ONNX model, or external weights missing or too short.
+    """
+    import onnx
+    import onnx_ir as ir
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+    try:
+        proto = onnx.load(path, load_external_data=False)
+    except FileNotFoundError as error:
+        raise InputError(f"model {path} does not exist") from error
+    except (DecodeError, OSError, ValueError) as error:
+        raise _unreadable(path, error) from error
+    if not proto.graph.node and not proto.graph.output:
+        raise InputError(f"{path} is not a readable ONNX model: it has no graph", remedy="it may be empty or truncated")
+    _check_external(proto, path)
+    try:
+        model: ir.Model = ir.from_proto(proto)
+    except Exception as error:  # onnx_ir wraps whatever it meets in its own private types
+        raise _unreadable(path, error) from error
+    del proto
+    ir.external_data.set_base_dir(model.graph, path.parent)
+    if "" not in model.graph.opset_imports:
+        raise InputError(f"{path} names no version of the ONNX operators (opset import of the default domain)")
+    return model
+
+
+def _unreadable(path: Path, error: BaseException) -> InputError:
+    return InputError(
+        f"{path} is not a readable ONNX model: {error}",
+        remedy="it may be truncated or of another format: export it again",
+    )
+
+
+def _tensors(graph: Any) -> Iterator[Any]:
+    """Every ``TensorProto`` of a ``GraphProto`` that may lie in an external file."""
+    yield from graph.initializer
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                yield attribute.t
+            if attribute.HasField("g"):
+                yield from _tensors(attribute.g)
+            for inner in attribute.graphs:
+                yield from _tensors(inner)
+
+
+def _check_external(proto: Any, path: Path) -> None:
+    import onnx
+
+    folder = path.parent.resolve()
+    for tensor in _tensors(proto.graph):
+        if tensor.data_location != onnx.TensorProto.EXTERNAL:
+            continue
+        fields = {entry.key: entry.value for entry in tensor.external_data}
+        file = (folder / fields.get("location", "")).resolve()
+        if folder not in file.parents:
+            raise InputError(
+                f"{path}: the weights {tensor.name!r} lie outside its folder, in {fields.get('location')!r}"
+            )
+        if not file.is_file():
+            raise InputError(
+                f"{path}: the file {fields.get('location')!r} with the weights {tensor.name!r} is missing",
+                remedy="keep the external data file beside the model",
+            )
+        end = int(fields.get("offset", 0)) + int(fields.get("length", 0))
+        if file.stat().st_size < end:
+            raise InputError(
+                f"{path}: {file.name} has {file.stat().st_size} bytes, the weights {tensor.name!r} end at byte {end}",
+                remedy="the file is truncated: copy it again",
+            )
+
+
+def check_file(path: Path) -> None:
+    """``onnx.checker`` on the file; raises :class:`InputError` with its words."""
+    import onnx
+
+    try:
+        onnx.checker.check_model(str(path))
+    except Exception as error:  # the checker raises several unrelated types
+        text = str(error).split("\n\n==> Context")[0]
+        raise InputError(f"{path} is not a valid ONNX model: {text}", remedy="export it again") from error
+
+
+def all_graphs(model: ir.Model) -> Iterator[ir.Graph]:
+    """The main graph and every graph inside a node's attribute, outer ones first."""
+    pending: list[ir.Graph] = [model.graph]
+    while pending:
+        graph = pending.pop(0)
+        yield graph
+        for node in graph:
+            for attribute in node.attributes.values():
+                if attribute.type.name == "GRAPH":
+                    pending.append(attribute.as_graph())
+                elif attribute.type.name == "GRAPHS":
+                    pending.extend(attribute.as_graphs())
+
+
+def lift_constants(model: ir.Model) -> None:
+    """Turn every Constant node of the main graph into an initializer, in place; tensor names stay."""
+    from onnx_ir.passes.common import LiftConstantsToInitializersPass
+
+    LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+
+
+def opset_of(model: ir.Model) -> int:
+    """Version of the default operator domain."""
+    return int(model.graph.opset_imports[""])
+
+
+def weight_bytes(model: ir.Model) -> int:
+    """Bytes of all initializers."""
+    return sum(
+        value.const_value.nbytes
+        for graph in all_graphs(model)
+        for value in graph.initializers.values()
+        if value.const_value is not None
+    )
+
+
+def tensor_specs(values: Sequence[ir.Value]) -> tuple[TensorSpec, ...]:
+    """Graph inputs or outputs as records; a dimension that is no positive number and has no name becomes ``"?"``."""
+    return tuple(
+        TensorSpec(
+            name=str(value.name),
+            dtype="unknown" if value.dtype is None else _numpy_name(value.dtype),
+            shape=None if value.shape is None else tuple(_dimension(dim) for dim in value.shape),
+        )
+        for value in values
+    )
+
+
+def _numpy_name(dtype: ir.DataType) -> str:
+    try:
+        return str(dtype.numpy().name)
+    except TypeError:
+        return dtype.name.lower()
+
+
+def _dimension(dim: Any) -> int | str:
+    if isinstance(dim, int):
+        return dim if dim > 0 else "?"
+    return str(dim.value) if dim.value else "?"
+
+
+def save_model(model: ir.Model, folder: Path, *, external_above_bytes: int = EXTERNAL_ABOVE_BYTES) -> Path:
+    """Write ``model.onnx`` into ``folder``, with ``model.onnx.data`` beside it where the weights exceed the limit.
+
+    Equal models give equal bytes. ``model`` may be left with its weights mapped from the new file.
+    """
+    import onnx_ir as ir
+
+    path = folder / MODEL
+    with explain_os_errors(path):
+        folder.mkdir(parents=True, exist_ok=True)
+        if weight_bytes(model) > external_above_bytes:
+            ir.external_data.unload_from_model(model, folder, DATA, size_threshold_bytes=_EXTERNAL_TENSOR_BYTES)
+            with (folder / DATA).open("rb") as stream:
+                os.fsync(stream.fileno())
+            fsync_dir(folder)
+        else:
+            ir.external_data.load_to_model(model)
+    write_bytes(path, ir.to_proto(model).SerializeToString(deterministic=True))
+    return path
