@@ -173,7 +173,8 @@ def _compare(code: CodeSpec, path: Path, files: list[Path]) -> ExportCheck:
             raise CheckFailed(
                 f"{code.text}: the exported model computes something else than PyTorch on inputs of "
                 f"{_text(shapes[-1])}: output {current.output!r} differs by {current.error:.3g} of its largest value "
-                f"(at {current.position}: PyTorch {current.expected:.6g}, exported {current.found:.6g}), the limit is {TOLERANCE:g}",
+                f"(at {current.position}: PyTorch {current.expected:.6g}, exported {current.found:.6g}), "
+                f"the limit is {TOLERANCE:g}",
                 remedy="control flow that depends on values, or a size taken for a constant, is the usual cause",
             )
     return ExportCheck(

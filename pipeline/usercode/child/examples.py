@@ -141,7 +141,7 @@ def _values(shape: list[int], dtype: torch.dtype, like: torch.Tensor | None = No
 
 
 def _set_dynamic(example: Example, words: dict[str, dict[int, str]], profiles: list[dict[str, Any]]) -> None:
-    """Dynamic are the dimensions that differ within or between the profiles, and those that ``--input`` gives a word."""
+    """Dynamic are the dimensions that differ within or between the profiles, and those with a word in ``--input``."""
     for profile in profiles:
         for name in profile:
             if name not in example.tensors:
@@ -154,7 +154,7 @@ def _set_dynamic(example: Example, words: dict[str, dict[int, str]], profiles: l
         rank = tensor.dim()
         for shape in shapes:
             if len(shape["opt"]) != rank:
-                raise Complaint(f"input {name!r} is {tuple(tensor.shape)}, a profile has {shape['opt']}", None)
+                raise Complaint(f"input {name!r} is {tuple(tensor.shape)}, a profile has {shape['opt']}")
         sizes = list(tensor.shape)
         for axis in range(rank):
             word = words.get(name, {}).get(axis)

@@ -6,6 +6,7 @@ Importing this module imports torch.
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from typing import Any
 
@@ -18,6 +19,7 @@ from .recording import FileRecorder
 
 __all__ = ["export"]
 
+_MOST_CHARACTERS = 400
 _EXTERNAL_ABOVE_BYTES = 1_900_000_000
 _TRACE_OPSET_LIMIT = 20
 """Newest opset of the TorchScript exporter."""
@@ -51,7 +53,7 @@ def export(target: Any, task: dict[str, Any], recorder: FileRecorder) -> dict[st
             try:
                 _EXPORTERS[task["method"]](flat, example, list(outputs), path, task["opset"])
             except Exception as error:
-                return {"export_failed": describe_exception(error)[:2000]}
+                return {"export_failed": _brief(error)}
         files = []
         for number, tensors in enumerate(check_inputs(example)):
             arrays = {f"input:{name}": tensor.numpy() for name, tensor in tensors.items()}
@@ -157,6 +159,13 @@ def _torchscript(module: _Flat, example: Example, outputs: list[str], path: str,
 
 
 _EXPORTERS = {"dynamo": _dynamo, "torchscript": _torchscript}
+
+
+def _brief(error: Exception) -> str:
+    """The exporter's words without its advice and colours."""
+    text = re.sub(r"\x1b\[\d+m", "", describe_exception(error))
+    _, marker, summary = text.partition("## Exception summary ")
+    return (summary if marker else text)[:_MOST_CHARACTERS]
 
 
 def _bytes(module: torch.nn.Module) -> int:
