@@ -99,7 +99,7 @@ class QuantContext(Record):
     calibrator: str | None = None
     params: tuple[tuple[str, float], ...] = ()
     """The calibrator's parameters, sorted by name."""
-    complete: frozenset[TensorKind] = frozenset()
+    complete: tuple[TensorKind, ...] = ()
     """The kinds of which the source lists every tensor: only there is an absent tensor a difference. A calibration
     cache has no weights, and an engine shows only some tensors."""
     model: str | None = None
@@ -117,6 +117,11 @@ class QuantContext(Record):
             if (first.kind, first.name) == (second.kind, second.name):
                 raise ValueError(f"{first.kind} {first.name!r} is listed twice")
         return ordered
+
+    @field_validator("complete")
+    @classmethod
+    def _complete_sorted(cls, value: tuple[TensorKind, ...]) -> tuple[TensorKind, ...]:
+        return tuple(sorted(set(value)))
 
     @field_validator("params")
     @classmethod
@@ -158,7 +163,7 @@ class QuantContext(Record):
             ),
             calibrator=calibrator,
             params=tuple((params or {}).items()),
-            complete=frozenset({"activation"}),
+            complete=("activation",),
             model=model,
             data=data,
         )
@@ -188,6 +193,6 @@ class QuantContext(Record):
         return self.model_copy(
             update={
                 "tensors": tuple(tensor for tensor in self.tensors if tensor.kind in wanted),
-                "complete": self.complete & wanted,
+                "complete": tuple(kind for kind in self.complete if kind in wanted),
             }
         )
