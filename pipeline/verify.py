@@ -16,7 +16,7 @@ from pipeline.core.errors import InputError
 from pipeline.core.files import atomic_file, write_text
 from pipeline.core.progress import SILENT, Progress
 from pipeline.errors.capture import OrtReading, float_and_int8
-from pipeline.errors.graphs import Graph
+from pipeline.errors.graphs import Graph, float_graph
 from pipeline.errors.layers import layers_of_plan
 from pipeline.errors.outputs import OutputErrors, TopOne
 from pipeline.errors.streaming import LayerErrors, paired
@@ -107,11 +107,11 @@ def run(
         InputError: no samples, a tensor of the plan that a graph lacks, or labels that do not fit samples and classes.
         CheckFailed: a NaN or infinity in either graph, or outputs of different shape; the tensor is named.
     """
-    graph = Graph(fp32)
+    graph = float_graph(fp32)
     layers = layers_of_plan(plan, graph)
     tensors = [layer.tensor for layer in layers]
     names = list(graph.outputs)
-    readings = float_and_int8(graph, int8, [*tensors, *names])
+    readings = float_and_int8(graph, Graph(int8), [*tensors, *names])
     errors = LayerErrors(tensors)
     outputs = {name: OutputErrors(name) for name in names}
     top_one = TopOne(labels, names) if labels is not None else None

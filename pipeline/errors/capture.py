@@ -15,7 +15,7 @@ import numpy as np
 from pipeline.core.errors import CheckFailed, InputError, ToolError
 from pipeline.core.ort import make_session
 from pipeline.data.batching import Batch
-from pipeline.errors.graphs import Graph, without_qdq
+from pipeline.errors.graphs import Graph
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -173,17 +173,24 @@ class RecordedReading:
         return values
 
 
-def float_and_int8(fp32: Graph, int8: Path | Any, tensors: Sequence[str]) -> tuple[OrtReading, OrtReading]:
-    """Readings of the FP32 and of the INT8 graph. An ``fp32`` that has Q/DQ nodes itself is read without them."""
-    stripped = fp32.has_qdq
+def float_and_int8(
+    fp32: Graph, int8: Graph, tensors: Sequence[str], *, fp32_only: Sequence[str] = ()
+) -> tuple[OrtReading, OrtReading]:
+    """Readings of ``tensors`` from the FP32 and from the INT8 graph, and of ``fp32_only`` from the FP32 one alone.
+
+    Args:
+        fp32: without Q/DQ nodes, see :func:`pipeline.errors.graphs.float_graph`.
+    """
     reference = OrtReading(
-        without_qdq(fp32) if stripped else fp32.proto,
-        tensors,
-        label="FP32 graph",
+        fp32.proto,
+        [*tensors, *fp32_only],
+        label="the FP32 graph",
         optimise=True,
-        external_data_dir=None if stripped else fp32.folder,
+        external_data_dir=fp32.folder,
     )
-    return reference, OrtReading(int8, tensors, label="INT8 graph", optimise=False)
+    return reference, OrtReading(
+        int8.proto, tensors, label="the INT8 graph", optimise=False, external_data_dir=int8.folder
+    )
 
 
 def micro_batches(batch: Batch, size: int | None) -> Iterator[Batch]:

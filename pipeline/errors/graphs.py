@@ -5,6 +5,7 @@ This works on ONNX protos, not on onnx-ir: the pieces cut out here go straight i
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from pipeline.core.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["MOVEMENT", "QDQ", "Graph", "dequantised", "load_graph", "without_qdq"]
+__all__ = ["MOVEMENT", "QDQ", "Graph", "dequantised", "float_graph", "load_graph", "without_qdq"]
 
 QDQ = frozenset({"QuantizeLinear", "DequantizeLinear"})
 MOVEMENT = frozenset(
@@ -101,7 +102,8 @@ class Graph:
                     return array
         return None
 
-    def element_types(self) -> dict[str, int]:
+    @cached_property
+    def types(self) -> dict[str, int]:
         """ONNX element type of every tensor that shape inference can tell."""
         import onnx
 
@@ -124,6 +126,12 @@ def dequantised(graph: Graph) -> set[str]:
         if node.op_type == "DequantizeLinear" or (node.op_type in MOVEMENT and node.input and node.input[0] in found):
             found.update(node.output)
     return found
+
+
+def float_graph(model: Path | Any) -> Graph:
+    """The floating-point graph of a model: as it is, or without its Q/DQ nodes where it has some."""
+    graph = Graph(model)
+    return Graph(without_qdq(graph)) if graph.has_qdq else graph
 
 
 def without_qdq(graph: Graph) -> Any:

@@ -1,0 +1,185 @@
+"""What quantisation does to one activation tensor: how much is clipped, how much is rounded, and its histogram.
+
+For values x, scale s and threshold T = 127 s, with q(x) = s * clamp(round-half-even(x / s), -128, 127) as ONNX's
+QuantizeLinear has it:
+
+- a value is *clipped* when |x| > T, otherwise *rounded*;
+- the error energy Σ (x - q(x))² splits into that of clipped and that of rounded values. A large clipped part says that
+  the threshold is too low (the calibrator is to blame), a large rounded part that 8 bits are too few for this range.
+
+The histogram counts |x| / T in :data:`BINS` bins over [0, :data:`SPAN`); what lies above is counted as overflow.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["BINS", "SPAN", "ActivationFigures", "quantisation_energy", "sweep_activation"]
+
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+Floats: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
+Counts: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
+
+BINS = 256
+SPAN = 2.0
+"""The histogram reaches to twice the threshold."""
+
+
+@dataclass
+class ActivationFigures:
+    """Totals for one quantised tensor over everything seen; grows by :meth:`add`."""
+
+    tensor: str
+    amax: float
+    values: int = 0
+    clipped: int = 0
+    clipped_energy: float = 0.0
+    rounded_energy: float = 0.0
+    energy: float = 0.0
+    largest: float = 0.0
+    zeros: int = 0
+    histogram: Counts = field(default_factory=lambda: np.zeros(BINS + 1, np.int64))
+    """Shape (:data:`BINS` + 1,): the last counts the overflow."""
+
+    @property
+    def clipped_share(self) -> float:
+        """Share of values beyond the threshold."""
+        return self.clipped / self.values if self.values else 0.0
+
+    @property
+    def clipping_error_share(self) -> float:
+        """Share of the error energy that comes from clipped values; the rest is rounding. 0 without any error."""
+        total = self.clipped_energy + self.rounded_energy
+        return self.clipped_energy / total if total else 0.0
+
+    @property
+    def relative_l2(self) -> float:
+        """‖x - q(x)‖ / ‖x‖; 0 for a tensor of zeros, which INT8 holds exactly."""
+        total = self.clipped_energy + self.rounded_energy
+        return float(np.sqrt(total / self.energy)) if self.energy else 0.0
+
+    def add(self, sums: Floats, histogram: Counts) -> None:
+        """Take in the results of :func:`sweep_activation`."""
+        totals = sums.sum(axis=0)
+        self.values += int(histogram.sum())
+        self.clipped += int(totals[0])
+        self.clipped_energy += float(totals[1])
+        self.rounded_energy += float(totals[2])
+        self.energy += float(totals[3])
+        self.zeros += int(totals[4])
+        self.largest = max(self.largest, float(sums[:, 5].max(initial=0.0)))
+        self.histogram += histogram
+
+
+@lru_cache(maxsize=1)
+def _kernel() -> Callable[[Array, np.float32, Floats, Counts], None]:
+    import numba
+
+    @numba.njit(nogil=True, fastmath={"reassoc", "contract"})  # type: ignore[untyped-decorator]
+    def energies(values: Array, scale: np.float32, sums: Floats) -> None:
+        threshold = np.float32(127.0) * scale
+        clipped = 0
+        clipped_energy = 0.0
+        rounded_energy = 0.0
+        energy = 0.0
+        zeros = 0
+        largest = np.float32(0.0)
+        for index in range(values.size):
+            x = values[index]
+            size = abs(x)
+            code = min(max(np.rint(x / scale), np.float32(-128.0)), np.float32(127.0))
+            error = np.float64(x) - np.float64(code) * np.float64(scale)
+            square = error * error
+            clipped_energy += square if size > threshold else 0.0
+            rounded_energy += 0.0 if size > threshold else square
+            clipped += 1 if size > threshold else 0
+            zeros += 1 if size == np.float32(0.0) else 0
+            energy += np.float64(x) * np.float64(x)
+            largest = max(largest, size)
+        sums[0] = clipped
+        sums[1] = clipped_energy
+        sums[2] = rounded_energy
+        sums[3] = energy
+        sums[4] = zeros
+        sums[5] = largest
+
+    @numba.njit(nogil=True)  # type: ignore[untyped-decorator]
+    def sweep(values: Array, scale: np.float32, sums: Floats, histogram: Counts) -> None:
+        # Two loops over pieces that stay in the cache: sums vectorise, counting does not.
+        to_bin = np.float32(BINS / SPAN) / (np.float32(127.0) * scale)
+        top = np.float32(BINS)
+        part = np.zeros(6)
+        counts = np.zeros((4, BINS + 1), np.int64)  # neighbours count apart: equal ones would wait for each other
+        for row in range(values.shape[0]):
+            for start in range(0, values.shape[1], 65536):
+                piece = values[row, start : start + 65536]
+                energies(piece, scale, part)
+                for column in range(5):
+                    sums[row, column] += part[column]
+                sums[row, 5] = max(sums[row, 5], part[5])
+                for index in range(piece.size):
+                    counts[index & 3, int(min(abs(piece[index]) * to_bin, top))] += 1
+        histogram += counts.sum(axis=0)
+
+    kernel: Callable[[Array, np.float32, Floats, Counts], None] = sweep
+    return kernel
+
+
+def sweep_activation(values: Array, scale: float) -> tuple[Floats, Counts]:
+    """Figures of one tensor in one sweep. Releases the interpreter lock.
+
+    Args:
+        values: float32 of shape (samples, values per sample), finite.
+        scale: positive.
+
+    Returns:
+        float64 of shape (samples, 6): clipped values, their error energy, the rounded ones' error energy, the energy of
+        x, zeros, the largest |x|; and the histogram of all samples, int64 of shape (BINS + 1,).
+    """
+    sums = np.zeros((values.shape[0], 6))
+    histogram = np.zeros(BINS + 1, np.int64)
+    _kernel()(values, np.float32(scale), sums, histogram)
+    return sums, histogram
+
+
+@lru_cache(maxsize=1)
+def _energy_kernel() -> Callable[[Array, Array, Floats], None]:
+    import numba
+
+    @numba.njit(nogil=True, fastmath={"reassoc", "contract"})  # type: ignore[untyped-decorator]
+    def sweep(values: Array, scales: Array, sums: Floats) -> None:
+        for number in range(scales.size):
+            scale = scales[number]
+            inverse = np.float32(1.0) / scale
+            for row in range(values.shape[0]):
+                total = np.float64(0.0)
+                for index in range(values.shape[1]):
+                    x = values[row, index]
+                    code = min(max(np.rint(x * inverse), np.float32(-128.0)), np.float32(127.0))
+                    error = x - code * scale
+                    total += np.float64(error) * np.float64(error)
+                sums[row, number] = total
+
+    kernel: Callable[[Array, Array, Floats], None] = sweep
+    return kernel
+
+
+def quantisation_energy(values: Array, scales: Sequence[float]) -> Floats:
+    """Σ (x - q(x))² per sample for several scales: shape (samples, scales). Releases the interpreter lock.
+
+    x / s is computed as x * (1 / s), so a value on the edge between two codes may fall to the other one; its error is
+    the same to within float32.
+
+    Args:
+        values: float32 of shape (samples, values per sample), finite.
+    """
+    sums = np.zeros((values.shape[0], len(scales)))
+    _energy_kernel()(values, np.asarray(scales, np.float32), sums)
+    return sums
