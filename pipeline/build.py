@@ -9,7 +9,7 @@ from pipeline.core.errors import InputError
 from pipeline.core.files import write_text
 from pipeline.core.progress import SILENT
 from pipeline.engine.builder import build_engine
-from pipeline.engine.records import DEFAULT_OPTIONS, BuildOptions, EngineRecord
+from pipeline.engine.records import BUILD_FILE, DEFAULT_OPTIONS, PLAN_FILE, BuildOptions, EngineRecord
 from pipeline.records import StageResult
 
 if TYPE_CHECKING:
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BUILD_FILE", "PLAN_FILE", "BuildResult", "run"]
 
-PLAN_FILE = "model.plan"
-BUILD_FILE = "build.json"
+_ABSENT = {"engine", "dependencies"}
 
 
 class BuildResult(StageResult):
@@ -75,7 +74,10 @@ def run(
         result = BuildResult(target=target, engine=engine)
     else:
         raise InputError(f"unknown target {target!r}; known: rtx, tensorrt, onnx")
-    write_text(folder / BUILD_FILE, result.model_dump_json(indent=2) + "\n")
+    text = (
+        result.engine.model_dump_json(indent=2) if result.engine else result.model_dump_json(indent=2, exclude=_ABSENT)
+    )
+    write_text(folder / BUILD_FILE, text + "\n")
     return result.at(folder)
 
 

@@ -1,11 +1,12 @@
 """Measure engines against each other on a card: CUDA-event times, launch overhead, latency, throughput with copies.
 
-All candidates are measured in turn, round after round, so that drift of clocks and temperature hits them alike. The spread
-of a candidate's medians over the rounds is its noise: two candidates are ranked only when those ranges lie apart.
+All candidates are measured in turn, round after round, so that drift of clocks and temperature hits them alike. The
+spread of a candidate's rounds is its noise: two candidates are ranked only when those ranges lie apart.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -221,7 +222,7 @@ def _event_times(
             launches.append(clock() - start)
             event.record(stream)
         request.wait()
-        per_run = np.array([before.time_till(after) for before, after in zip(events, events[1:], strict=False)])
+        per_run = np.array([before.time_till(after) for before, after in itertools.pairwise(events)])
         total = float(events[0].time_till(events[-1]))
         del events
     return per_run, total, 1e6 * float(np.median(launches))

@@ -15,7 +15,7 @@ from pipeline.core.progress import SILENT
 from pipeline.engine.inspect import count_layers
 from pipeline.engine.messages import worst_words
 from pipeline.engine.process import run_child
-from pipeline.engine.records import DEFAULT_OPTIONS, BuildOptions, EngineRecord, Message
+from pipeline.engine.records import DEFAULT_OPTIONS, LAYERS_FILE, BuildOptions, EngineRecord, Message
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,10 +23,7 @@ if TYPE_CHECKING:
     from pipeline.config import Profile
     from pipeline.core.progress import Progress
 
-__all__ = ["LAYERS_FILE", "build_engine"]
-
-LAYERS_FILE = "layers.json"
-"""The engine inspector's words, written beside the plan where the engine can be loaded."""
+__all__ = ["build_engine"]
 
 _KEPT_MESSAGES = 2000
 _ERRORS: dict[str, type[QuantizeError]] = {kind.__name__: kind for kind in (InputError, ToolError, CheckFailed)}

@@ -137,7 +137,8 @@ def _float_fallbacks(model: Model, constants: _Constants) -> Iterator[str]:
                 source = producers.get(node.inputs[0])
                 if values is not None and values.size > 1 and not (source and source.op_type in _QDQ):
                     yield (
-                        f"{node.op_type} {node.label()!r}: per-channel scales on an activation, what follows runs in float"
+                        f"{node.op_type} {node.label()!r}: per-channel scales on an activation, "
+                        "what follows runs in float"
                     )
             expected = _weight_axis(node)
             weight = producers.get(node.inputs[1]) if expected is not None and len(node.inputs) > 1 else None

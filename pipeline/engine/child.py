@@ -79,7 +79,7 @@ class Build:
             builder.error_recorder = recorder
             parser = api.trt.OnnxParser(network, self.logger)
             if not parser.parse_from_file(str(self.path)):
-                raise self._parse_error(builder, parser, model)
+                raise self._parse_error(parser, model)
             self._mark_outputs(network)
             config = builder.create_builder_config()
             self._configure(config, model)
@@ -129,7 +129,7 @@ class Build:
             f" from {self.path}:\n  {words}" if words else f" from {self.path}, and says nothing more"
         )
 
-    def _parse_error(self, builder: Any, parser: Any, model: Model) -> QuantizeError:
+    def _parse_error(self, parser: Any, model: Model) -> QuantizeError:
         """Every error that the parser has, with node name and operator."""
         nodes = model.graph.nodes
         lines, unsupported = [], False
@@ -139,7 +139,7 @@ class Build:
             name, operator = self.api.error_node(error)
             if not operator and 0 <= index < len(nodes):
                 name, operator = nodes[index].label(), nodes[index].op_type
-            where = f"node {name!r} ({operator})" if operator else "model"
+            where = _where(name, operator) if operator else "model"
             words = str(error.desc()).strip()
             if words in ("false", ""):  # the parser's check of a known operator that it has no importer for
                 words = "this operator is not supported"
@@ -148,7 +148,7 @@ class Build:
             lines.append(text)
             unsupported |= code.startswith(_UNSUPPORTED) or "Plugin not found" in words
         if unsupported and len(lines) == 1:
-            lines += self._more_unsupported(builder, model, lines[0])
+            lines += self._more_unsupported(parser, model, lines[0])
         joined = "\n  ".join(lines) if lines else worst_words(self.messages) or "no reason given"
         title = (
             f"{self.api.title} cannot import {len(lines)} nodes of {self.path}"
@@ -162,16 +162,18 @@ class Build:
         )
         return InputError(f"{title}:\n  {joined}", remedy=remedy)
 
-    def _more_unsupported(self, builder: Any, model: Model, known: str) -> list[str]:
-        """8.6 stops at the first node it cannot take; its query finds the others."""
-        if self.path.stat().st_size >= 2**31:  # the query takes the model as bytes, which cannot be that long
-            return []
-        network = builder.create_network(self.api.network_flags(weakly_typed=self.api.weakly_typed(self.options)))
-        parser = self.api.trt.OnnxParser(network, self.logger)
-        indices = self.api.unsupported_nodes(parser, self.path.read_bytes(), str(self.path))
-        nodes = model.graph.nodes
-        texts = [f"node {nodes[i].label()!r} ({nodes[i].op_type}): not supported" for i in indices if i < len(nodes)]
-        return [text for text in texts if text.partition(":")[0] not in known]
+    def _more_unsupported(self, parser: Any, model: Model, known: str) -> list[str]:
+        """An importer stops at the first node that it cannot take; these are the others of that kind, and the nodes
+        whose operator the parser does not know."""
+        failed = {
+            node.op_type for _, node in model.graph.walk() if known.startswith(_where(node.label(), node.op_type))
+        }
+        texts = [
+            f"{_where(node.label(), node.op_type)}: this operator is not supported"
+            for _, node in model.graph.walk()
+            if node.domain in ("", "ai.onnx") and (node.op_type in failed or not parser.supports_operator(node.op_type))
+        ]
+        return [text for text in texts if not known.startswith(text.partition(": ")[0])]
 
     def _mark_outputs(self, network: Any) -> None:
         if not self.options.mark_outputs:
@@ -286,6 +288,10 @@ class Build:
             return None
         inspector = engine.create_engine_inspector()
         return str(inspector.get_engine_information(self.api.trt.LayerInformationFormat.JSON))
+
+
+def _where(name: str, operator: str) -> str:
+    return f"node {name!r} ({operator})"
 
 
 def workspace_limit(path: Path, model: Model, device: DeviceInfo | None) -> int | None:

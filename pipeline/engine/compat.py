@@ -172,19 +172,6 @@ class Api:
 
     # The parser
 
-    def unsupported_nodes(self, parser: Any, model: bytes, path: str) -> list[int]:
-        """Indices of the nodes that the parser cannot take. ``parser`` must be fresh: RTX parses once only."""
-        if hasattr(parser, "supports_model_v2"):
-            parser.supports_model_v2(model, path)
-            groups = [
-                parser.get_subgraph_nodes(number)
-                for number in range(parser.num_subgraphs)
-                if not parser.is_subgraph_supported(number)
-            ]
-        else:
-            groups = [nodes for nodes, supported in parser.supports_model(model, path)[1] if not supported]
-        return sorted({int(node) for group in groups for node in group})
-
     @staticmethod
     def error_node(error: Any) -> tuple[str, str]:
         """Name and operator of a parser error's node; empty strings where the version does not say (8.6)."""

@@ -6,16 +6,20 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.core.errors import InputError, ToolError
+from pipeline.artifact import engine_folder
+from pipeline.core.errors import CheckFailed, InputError, ToolError
+from pipeline.core.files import sha256_file
 from pipeline.engine.compat import RTX_CARDS, rtx_runs_on
 from pipeline.engine.device import describe_device, no_device_reason
 from pipeline.engine.messages import make_logger, worst_words
+from pipeline.engine.records import BUILD_FILE, PLAN_FILE, EngineRecord
 
 if TYPE_CHECKING:
+    from pipeline.artifact import Artifact
     from pipeline.engine.compat import Api
-    from pipeline.engine.records import DeviceInfo, EngineRecord, Message
+    from pipeline.engine.records import DeviceInfo, Message
 
-__all__ = ["LoadedEngine", "check_engine", "load_engine"]
+__all__ = ["LoadedEngine", "artifact_engine", "check_engine", "load_engine"]
 
 _AMPERE = 8
 _RUNS_ON = {(8, 8), (8, 10), (10, 10), (10, 11), (11, 11)}
@@ -91,6 +95,26 @@ class LoadedEngine:
         """Give everything back, the engine before its runtime."""
         self.engine = None
         self.runtime = None
+
+
+def artifact_engine(artifact: Artifact, target: str) -> tuple[Path, EngineRecord]:
+    """Plan and record of one of an artifact's engines, as its manifest lists them.
+
+    Raises:
+        InputError: the artifact has no engine for ``target``.
+        CheckFailed: a file of the engine is not what the manifest says.
+    """
+    place, files = engine_folder(target), artifact.manifest.files
+    remedy = f"quantize build --from {artifact.folder} --target {target}"
+    names = (f"{place}/{PLAN_FILE}", f"{place}/{BUILD_FILE}")
+    if names[0] not in files:
+        built = ", ".join(sorted(artifact.manifest.targets)) or "none"
+        raise InputError(f"{artifact.folder} has no engine for target {target}; it has: {built}", remedy=remedy)
+    plan, record = (artifact.path(name) for name in names)
+    for name, path in zip(names, (plan, record), strict=True):
+        if sha256_file(path) != files[name].sha256:
+            raise CheckFailed(f"{path} is not the file that the manifest lists", remedy=remedy)
+    return plan, EngineRecord.model_validate_json(record.read_bytes())
 
 
 def load_engine(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
@@ -11,6 +11,11 @@ from pipeline.config import Profile
 from pipeline.records import Record
 
 __all__ = ["DEFAULT_OPTIONS", "BuildOptions", "DeviceInfo", "EngineRecord", "LayerCounts", "Message", "Severity"]
+
+PLAN_FILE = "model.plan"
+BUILD_FILE = "build.json"
+LAYERS_FILE = "layers.json"
+"""The engine inspector's words, beside the plan where the engine could be loaded."""
 
 Severity = Literal["internal_error", "error", "warning", "info", "verbose"]
 
@@ -116,6 +121,11 @@ class EngineRecord(Record):
     def built_on(self) -> str:
         """The card in words, or ``built without a GPU``."""
         return str(self.device or "built without a GPU")
+
+    def manifest_entry(self) -> dict[str, Any]:
+        """What the manifest says of this engine: everything but TensorRT's messages and the profiles."""
+        entry = self.model_dump(mode="json", exclude={"messages", "profiles"})
+        return {**entry, "version": self.tensorrt, "built_on": self.built_on}
 
     @property
     def warnings(self) -> tuple[str, ...]:

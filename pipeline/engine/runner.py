@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipeline.artifact import Artifact, engine_folder
+from pipeline.artifact import Artifact
 from pipeline.core.errors import InputError, did_you_mean
 from pipeline.engine.compat import Api, load_api
 from pipeline.engine.cuda import Device, open_device
-from pipeline.engine.loading import load_engine
+from pipeline.engine.loading import artifact_engine, load_engine
 from pipeline.engine.profiles import Shape
-from pipeline.engine.records import EngineRecord
 from pipeline.engine.slot import Slot
 from pipeline.engine.tensors import EngineIO, checked
 
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from pipeline.config import Profile
+    from pipeline.engine.records import EngineRecord
     from pipeline.records import TensorSpec
 
 __all__ = ["Pending", "Request", "Runner"]
@@ -175,17 +175,10 @@ class Runner:
 
         Raises:
             InputError: no such artifact or engine, or one for another card or version.
+            CheckFailed: the engine is not the one that the manifest lists.
         """
-        artifact = Artifact.open(folder)
-        place = engine_folder(target)
-        if f"{place}/model.plan" not in artifact.manifest.files:
-            raise InputError(
-                f"{folder} has no engine for target {target}; it has: "
-                f"{', '.join(sorted(artifact.manifest.targets)) or 'none'}",
-                remedy=f"quantize build --from {folder} --target {target}",
-            )
-        record = EngineRecord.model_validate_json(artifact.path(f"{place}/build.json").read_bytes())
-        return cls(artifact.path(f"{place}/model.plan"), target=target, record=record, **options)
+        plan, record = artifact_engine(Artifact.open(folder), target)
+        return cls(plan, target=target, record=record, **options)
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
@@ -265,7 +258,7 @@ class Runner:
                 if spec.name not in self._warned:
                     self._warned.add(spec.name)
                     warnings.warn(
-                        f"input {spec.name!r} is not contiguous, it is copied each time: pass np.ascontiguousarray(...)",
+                        f"input {spec.name!r} is not contiguous and copied each time: pass np.ascontiguousarray(...)",
                         RuntimeWarning,
                         stacklevel=3,
                     )
