@@ -15,13 +15,16 @@ from typing import Any, TypeVar
 import numba
 import numpy as np
 
-__all__ = ["BLOCK", "compiled", "sweep"]
+__all__ = ["BLOCK", "compiled", "percentiles", "sweep"]
 
 BLOCK = 8192
 """Elements per block: 32 KiB of float32, and 16 KiB of bin indices beside them."""
 
 _LANES = 4
 """Partial histograms: neighbouring elements often share a bin, and one counter would wait for its own last store."""
+
+_SPARE = 16
+"""Bins for zeros: half of a ReLU's output is zero, and would go into one counter of each lane."""
 
 _ABS = np.int32(0x7FFFFFFF)
 _INF = np.int32(0x7F800000)
@@ -79,16 +82,12 @@ def _finite_only(bits: Any, keep: Any) -> Any:
 
 
 @compiled
-def _index(values: Any, factor: Any, index: Any) -> None:
+def _index(values: Any, bits: Any, factor: Any, spare: Any, index: Any) -> None:
+    """Bin of each value; zeros, which are counted elsewhere, go in turn into the bins from ``spare`` on."""
     for i in range(values.size):
-        index[i] = np.uint16(np.int32(abs(values[i]) * factor))
-
-
-@compiled
-def _index_wide(values: Any, factor: Any, index: Any) -> None:
-    """:func:`_index` where the factor, a power of two above 2**127, needs float64."""
-    for i in range(values.size):
-        index[i] = np.uint16(np.int32(np.float64(abs(values[i])) * factor))
+        k = np.int32(abs(values[i]) * factor)
+        away = np.int32(spare + np.int32(i & (_SPARE - 1)))
+        index[i] = np.uint16(away if np.int32(bits[i] & _ABS) == np.int32(0) else k)
 
 
 @compiled
@@ -109,7 +108,7 @@ def _scatter(index: Any, c0: Any, c1: Any, c2: Any, c3: Any) -> None:
 def _coarsen(counts: Any, shift: Any) -> None:
     """Multiply the bin width by 2**shift in place: floor(floor(x/w) / 2) == floor(x / 2w)."""
     for lane in range(counts.shape[0]):
-        for k in range(counts.shape[1]):
+        for k in range(counts.shape[1] - _SPARE):
             count = counts[lane, k]
             counts[lane, k] = 0
             counts[lane, k >> min(shift, 63)] += count
@@ -132,7 +131,7 @@ def sweep(values: Any, bits: Any, exponent: Any, base: Any, total: Any) -> Any:
         keys (low > high when there is none).
     """
     bins = total.size
-    counts = np.zeros((_LANES, bins), np.uint32)
+    counts = np.zeros((_LANES, bins + _SPARE), np.uint32)
     c0, c1, c2, c3 = counts[0], counts[1], counts[2], counts[3]
     index = np.empty(BLOCK, np.uint16)
     kept_bits = np.empty(BLOCK, np.int32)
@@ -142,7 +141,7 @@ def sweep(values: Any, bits: Any, exponent: Any, base: Any, total: Any) -> Any:
     width = base  # exponent of the partial counts
     wide = True
     factor64 = 2.0 ** float(-base)
-    factor = np.float32(1.0)
+    spare = np.int32(bins)
     for start in range(0, values.size, BLOCK):
         stop = min(values.size, start + BLOCK)
         block_values, block_bits = values[start:stop], bits[start:stop]
@@ -162,12 +161,11 @@ def sweep(values: Any, bits: Any, exponent: Any, base: Any, total: Any) -> Any:
             width = needed
             wide = -width > 127
             factor64 = 2.0 ** float(-width)
-            factor = np.float32(1.0 if wide else factor64)
         target = index[: block_values.size]
-        if wide:
-            _index_wide(block_values, factor64, target)
+        if wide:  # the factor, a power of two above 2**127, needs float64
+            _index(block_values, block_bits, factor64, spare, target)
         else:
-            _index(block_values, factor, target)
+            _index(block_values, block_bits, np.float32(factor64), spare, target)
         _scatter(target, c0, c1, c2, c3)
     if exponent < width:
         shift = min(width - exponent, 63)
@@ -179,4 +177,37 @@ def sweep(values: Any, bits: Any, exponent: Any, base: Any, total: Any) -> Any:
     shift = min(exponent - width, 63)
     for k in range(bins):
         total[k >> shift] += np.int64(c0[k]) + np.int64(c1[k]) + np.int64(c2[k]) + np.int64(c3[k])
+    total[0] += zeros_all
     return exponent, low_all, high_all, zeros_all, nans_all, infs_all
+
+
+@compiled
+def percentiles(bins: Any, width: Any, amax: Any, wanted: Any) -> Any:
+    """Percentiles of |x| from its histogram, float64, one for each of ``wanted`` (0..100, ascending).
+
+    The wanted rank is percentile / 100 * n of n values; the values of a bin are taken to lie evenly between its edges,
+    those of the last used bin between its lower edge and ``amax``. 0.0 when there is no value.
+
+    Args:
+        bins: int64 (bins,).
+        width: bin width.
+        amax: greatest |x|.
+        wanted: float64 (percentiles,).
+    """
+    result = np.zeros(wanted.size)
+    total = np.int64(0)
+    for k in range(bins.size):
+        total += bins[k]
+    if total == 0:
+        return result
+    k, below = 0, np.int64(0)
+    for i in range(wanted.size):
+        rank = wanted[i] / 100.0 * np.float64(total)
+        while bins[k] == 0 or (np.float64(below + bins[k]) < rank and below + bins[k] < total):
+            below += bins[k]
+            k += 1
+        lower = k * width
+        inside = (rank - np.float64(below)) / np.float64(bins[k])
+        value = lower + (min((k + 1) * width, amax) - lower) * min(max(inside, 0.0), 1.0)
+        result[i] = min(value, amax)
+    return result

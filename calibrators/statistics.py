@@ -39,7 +39,7 @@ __all__ = [
     "SCHEMA",
     "TensorStatistics",
     "load_statistics",
-    "percentile_of",
+    "pooled",
     "save_statistics",
 ]
 
@@ -54,28 +54,6 @@ PERCENTILES: Final = (90.0, 95.0, 99.0, 99.5, 99.9, 99.95, 99.99, 99.995, 99.999
 
 SCHEMA: Final = 1
 _KIND: Final = "quantize calibration statistics"
-_CHUNK: Final = 1 << 30  # elements per sweep; its partial counters are 32 bits wide
-_DTYPES: Final = (np.float16, np.float32, np.float64)
-
-
-def percentile_of(bins: NDArray[np.int64], width: float, amax: float, percentile: float) -> float:
-    """The ``percentile`` (0..100) of |x| from its histogram, interpolated linearly within the bin.
-
-    The wanted rank is percentile/100 * n of n values; the values of a bin are taken to lie evenly between its edges,
-    those of the last used bin between its lower edge and ``amax``. 0.0 when there is no value.
-    """
-    total = int(bins.sum())
-    if total == 0:
-        return 0.0
-    rank = percentile / 100.0 * total
-    cumulative = np.cumsum(bins)
-    k = int(np.searchsorted(cumulative, rank, side="left"))
-    k = min(k, int(np.searchsorted(cumulative, total, side="left")))
-    count = int(bins[k])
-    below = int(cumulative[k]) - count
-    lower, upper = k * width, min((k + 1) * width, amax)
-    inside = (rank - below) / count if count else 0.0
-    return min(lower + (upper - lower) * min(max(inside, 0.0), 1.0), amax)
 
 
 @dataclass(eq=False)
@@ -117,55 +95,32 @@ class TensorStatistics:
         return math.ldexp(1.0, self.exponent)
 
     def percentile(self, percentile: float) -> float:
-        """The ``percentile`` (0..100) of |x|, interpolated within its bin."""
-        return percentile_of(self.bins, self.width, self.amax, percentile)
+        """The ``percentile`` (0..100) of |x|, interpolated within its bin; 0.0 when there is no value."""
+        return float(self.percentiles((percentile,))[0])
+
+    def percentiles(self, wanted: Sequence[float]) -> NDArray[np.float64]:
+        """Several percentiles of |x|, float64 in the order of ``wanted``, which ascends."""
+        from calibrators.kernels import percentiles
+
+        values: NDArray[np.float64] = percentiles(self.bins, self.width, self.amax, np.array(wanted, np.float64))
+        return values
 
     def update(self, x: NDArray[Any] | Sequence[NDArray[Any]], batch_index: int) -> None:
-        """Add one whole batch: float16, float32 or float64 (rounded to float32) arrays of any shape.
+        """Add one whole batch.
 
         Args:
-            x: the tensor's values in this batch; a sequence of arrays when the batch was computed in parts.
+            x: float16, float32 or float64 (rounded to float32), any shape; several when computed in parts.
             batch_index: the batch's index in the whole data set, not in this process's share of it.
 
         Raises:
             InputError: this batch is in the statistic already, or ``x`` is not of a float type.
         """
-        self._absorb(TensorStatistics.of_batch(x, batch_index))
+        from calibrators.accumulate import BatchAccumulator
 
-    @classmethod
-    def of_batch(cls, x: NDArray[Any] | Sequence[NDArray[Any]], batch_index: int) -> TensorStatistics:
-        """The statistic of a single batch."""
-        from calibrators.kernels import sweep
-
-        if batch_index < 0:
-            raise InputError(f"batch index {batch_index} is negative; batches are numbered from 0 over the whole data")
-        batch = cls()
-        low, high = 1, 0
+        batch = BatchAccumulator()
         for part in [x] if isinstance(x, np.ndarray) else x:
-            if part.dtype not in _DTYPES:
-                raise InputError(
-                    f"statistics need float16, float32 or float64 values, got {part.dtype} in batch {batch_index}",
-                    remedy="only floating-point tensors are quantised; leave this one out",
-                )
-            flat = np.ascontiguousarray(part, np.float32).reshape(-1)
-            for start in range(0, flat.size, _CHUNK):
-                values = flat[start : start + _CHUNK]
-                exponent, part_low, part_high, zeros, nans, infs = sweep(
-                    values, values.view(np.int32), batch.exponent, MIN_EXPONENT, batch.bins
-                )
-                batch.exponent = int(exponent)
-                if part_low <= part_high:
-                    low, high = (min(low, part_low), max(high, part_high)) if low <= high else (part_low, part_high)
-                batch.elements += values.size
-                batch.zeros += int(zeros)
-                batch.nans += int(nans)
-                batch.infs += int(infs)
-        if low <= high:
-            batch.minimum, batch.maximum = _float_of_key(low), _float_of_key(high)
-        batch.batch_index = np.array([batch_index], np.int64)
-        batch.batch_amax = np.array([batch.amax], np.float32)
-        batch.batch_percentiles = np.array([[batch.percentile(p) for p in PERCENTILES]], np.float64)
-        return batch
+            batch.add(part)
+        self.absorb(batch.statistics(batch_index))
 
     def merge(self, other: TensorStatistics) -> TensorStatistics:
         """The statistic of both data sets together: exact, commutative and associative.
@@ -177,10 +132,15 @@ class TensorStatistics:
         result.zeros, result.nans, result.infs = self.zeros, self.nans, self.infs
         result.batch_index, result.batch_amax = self.batch_index, self.batch_amax
         result.batch_percentiles = self.batch_percentiles
-        result._absorb(other)
+        result.absorb(other)
         return result
 
-    def _absorb(self, other: TensorStatistics) -> None:
+    def absorb(self, other: TensorStatistics) -> None:
+        """:meth:`merge` in place.
+
+        Raises:
+            InputError: both hold the same batch; this statistic is then unchanged.
+        """
         index = np.concatenate([self.batch_index, other.batch_index])
         order = np.argsort(index, kind="stable")
         index = index[order]
@@ -189,8 +149,16 @@ class TensorStatistics:
                 f"batch {int(twice[0])} is in both statistics ({twice.size} such in all); it would count twice",
                 remedy="merge passes over different batches of the data, each batch in one pass only",
             )
+        self._absorb_values(other)
+        self.batch_index = index
+        self.batch_amax = np.concatenate([self.batch_amax, other.batch_amax])[order]
+        self.batch_percentiles = np.concatenate([self.batch_percentiles, other.batch_percentiles])[order]
+
+    def _absorb_values(self, other: TensorStatistics) -> None:
+        """Everything but the batch sequences."""
         exponent = max(self.exponent, other.exponent)
-        self.bins = _coarsened(self.bins, exponent - self.exponent) + _coarsened(other.bins, exponent - other.exponent)
+        self.bins = _coarsened(self.bins, exponent - self.exponent)
+        self.bins += _coarsened(other.bins, exponent - other.exponent)
         self.exponent = exponent
         self.minimum = min(self.minimum, other.minimum)
         self.maximum = max(self.maximum, other.maximum)
@@ -198,9 +166,6 @@ class TensorStatistics:
         self.zeros += other.zeros
         self.nans += other.nans
         self.infs += other.infs
-        self.batch_index = index
-        self.batch_amax = np.concatenate([self.batch_amax, other.batch_amax])[order]
-        self.batch_percentiles = np.concatenate([self.batch_percentiles, other.batch_percentiles])[order]
 
     def __eq__(self, other: object) -> bool:
         """Bit for bit."""
@@ -219,12 +184,6 @@ class TensorStatistics:
         return (self.bins, self.batch_index, self.batch_amax, self.batch_percentiles)
 
 
-def _float_of_key(key: int) -> float:
-    """The float32 whose ordered key is ``key``; -0.0 becomes 0.0."""
-    bits = int(key) ^ (0x7FFFFFFF if key < 0 else 0)
-    return float(np.array([bits], np.int32).view(np.float32)[0]) + 0.0
-
-
 def _coarsened(bins: NDArray[np.int64], shift: int) -> NDArray[np.int64]:
     """The histogram at 2**shift times the width."""
     if shift == 0:
@@ -232,6 +191,30 @@ def _coarsened(bins: NDArray[np.int64], shift: int) -> NDArray[np.int64]:
     group = 1 << min(shift, BINS.bit_length() - 1)
     result = np.zeros_like(bins)
     result[: BINS // group] = bins.reshape(-1, group).sum(axis=1)
+    return result
+
+
+def pooled(members: Sequence[TensorStatistics]) -> TensorStatistics:
+    """One statistic for tensors that must share a scale (the inputs of a Concat, say), as if they were one tensor.
+
+    Exact but for one thing: the percentiles of a batch cannot be had from the members' own, so the greatest stands for
+    all. Does not depend on the order of ``members``.
+    """
+    result = TensorStatistics()
+    for member in members:
+        result._absorb_values(member)
+    rows: dict[int, tuple[np.float32, NDArray[np.float64]]] = {}
+    for member in members:
+        for index, amax, row in zip(
+            member.batch_index.tolist(), member.batch_amax, member.batch_percentiles, strict=True
+        ):
+            known = rows.get(index)
+            rows[index] = (amax, row) if known is None else (max(known[0], amax), np.maximum(known[1], row))
+    if rows:
+        order = sorted(rows)
+        result.batch_index = np.array(order, np.int64)
+        result.batch_amax = np.array([rows[index][0] for index in order], np.float32)
+        result.batch_percentiles = np.stack([rows[index][1] for index in order])
     return result
 
 
