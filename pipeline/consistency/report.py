@@ -1,0 +1,118 @@
+"""A comparison as table, JSON and heatmap."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pipeline.consistency.compare import describe
+from pipeline.core.files import write_bytes, write_json, write_text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from pipeline.consistency.compare import Comparison, Row
+
+__all__ = ["HEATMAP", "SNAPSHOT", "TABLE", "relative_differences", "table", "write_snapshot"]
+
+SNAPSHOT, TABLE, HEATMAP = "consistency.json", "consistency.txt", "consistency.png"
+_CENTRE = 1e-5
+"""Middle of the heatmap's colours: the usual tolerance."""
+
+
+def write_snapshot(folder: Path, comparison: Comparison) -> list[Path]:
+    """Write the table, the JSON and the heatmap of a comparison into ``folder``; the files, in that order."""
+    paths = [folder / TABLE, folder / SNAPSHOT, folder / HEATMAP]
+    write_text(paths[0], table(comparison))
+    write_json(
+        paths[1],
+        {
+            **comparison.model_dump(mode="json"),
+            "consistent": comparison.consistent,
+            "rate": comparison.rate,
+            "who": list(comparison.who),
+        },
+    )
+    write_bytes(paths[2], heatmap(comparison))
+    return paths
+
+
+def table(comparison: Comparison, *, most: int | None = None) -> str:
+    """Every tensor that differs, worst first, a column for each context; then the verdict.
+
+    Args:
+        most: rows to show; None: all.
+    """
+    rows = sorted(comparison.mismatches, key=lambda row: (row.problem == "scale", -row.relative))
+    header = ("tensor", *comparison.labels, "largest difference", "relative", "who differs")
+    lines: list[tuple[str, ...]] = [header]
+    for row in rows[:most]:
+        name = row.tensor if row.channel is None else f"{row.tensor}[{row.channel}]"
+        who = ", ".join(comparison.labels[number] for number in row.differs)
+        if row.problem == "scale":
+            difference, relative = f"{row.difference:.4g}", f"{100 * row.relative:.4g} %"
+        else:
+            difference, relative = row.detail, "-"
+        lines.append((name, *(_value(value) for value in row.values), difference, relative, who))
+    text = _aligned(lines) if rows else ""
+    if most is not None and len(rows) > most:
+        text += f"and {len(rows) - most} more\n"
+    return text + summary(comparison) + "\n"
+
+
+def summary(comparison: Comparison) -> str:
+    """One line when all agree, the few lines of :func:`describe` otherwise."""
+    if not comparison.consistent:
+        return f"{describe(comparison)}\nconsistency {_percent(comparison.rate)}"
+    same = len(set(comparison.digests)) == 1
+    worst = comparison.worst
+    bits = "bit for bit" if same else f"largest difference {100 * worst.relative:.3g} % ({worst.tensor})"
+    return (
+        f"{len(comparison.rows)} tensors agree in {len(comparison.labels)} contexts, {bits} ({comparison.tolerance}): "
+        f"consistency {_percent(comparison.rate)}"
+    )
+
+
+def _percent(rate: float) -> str:
+    """Rounded down, so that 100 % means all."""
+    return f"{math.floor(10000 * rate) / 100:.6g} %"
+
+
+def _value(value: float | None) -> str:
+    return "-" if value is None else f"{value:.9g}"
+
+
+def _aligned(lines: Sequence[tuple[str, ...]]) -> str:
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    rows = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+    return "\n".join([rows[0], "  ".join("-" * width for width in widths), *rows[1:]]) + "\n\n"
+
+
+def relative_differences(rows: Sequence[Row], count: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """|scale - reference| / reference at each row's worst slice, (tensors, contexts); NaN where a context has none."""
+    values = np.full((len(rows), count), np.nan)
+    for number, row in enumerate(rows):
+        for context, value in enumerate(row.values):
+            if value is not None and row.reference:
+                values[number, context] = abs(value - row.reference) / abs(row.reference)
+    return values
+
+
+def heatmap(comparison: Comparison) -> bytes:
+    """Tensors x contexts, coloured by the relative difference from what most contexts say, as PNG."""
+    from pipeline.reports.heatmap import heatmap_png
+
+    tolerance = comparison.tolerance
+    allowed = tolerance.rtol or _CENTRE
+    return heatmap_png(
+        relative_differences(comparison.rows, len(comparison.labels)),
+        [row.tensor for row in comparison.rows],
+        list(comparison.labels),
+        colour_label="Relative difference of the scale",
+        column_label="",
+        title=f"{len(comparison.mismatches)} of {len(comparison.rows)} tensors differ ({tolerance})",
+        centre=allowed,
+    )
