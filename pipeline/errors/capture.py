@@ -83,7 +83,7 @@ class OrtReading:
         self._inputs: tuple[str, ...] = tuple(spec.name for spec in specs)
         self._from_feeds = [name for name in tensors if name in self._inputs]
         self._computed = [name for name in dict.fromkeys(tensors) if name not in self._inputs]
-        self._bytes: dict[tuple[tuple[str, tuple[int, ...]], ...], int] = {}
+        self._expansion: float | None = None
         self.static_batch: bool = any(spec.shape and isinstance(spec.shape[0], int) for spec in specs)
         """The model's batch size is a number: a batch cannot be split."""
 
@@ -113,12 +113,18 @@ class OrtReading:
         return result
 
     def samples_within(self, limit: int, batch: Batch) -> int:
-        """How many samples of this shape can be captured at a time within ``limit`` bytes: one is run to see."""
+        """How many samples of ``batch`` can be captured at a time within ``limit`` bytes.
+
+        The first batch's first sample is run to see; later ones are judged by the size of their inputs.
+        """
+        count = len(batch.samples)
+        if count == 1:
+            return 1
         one = {name: values[:1] for name, values in batch.feeds.items()}
-        shapes = tuple((name, values.shape) for name, values in sorted(one.items()))
-        if shapes not in self._bytes:
-            self._bytes[shapes] = sum(values.nbytes for values in self.run(one).values())
-        return max(1, limit // max(self._bytes[shapes], 1))
+        size = max(sum(values.nbytes for values in one.values()), 1)
+        if self._expansion is None:
+            self._expansion = sum(values.nbytes for values in self.run(one).values()) / size
+        return int(min(count, max(1, limit // max(1.0, self._expansion * size))))
 
 
 class CallableReading:
