@@ -20,6 +20,7 @@ __all__ = [
     "MODEL",
     "all_graphs",
     "check_file",
+    "infer_shapes",
     "lift_constants",
     "load_model",
     "opset_of",
@@ -33,6 +34,7 @@ DATA = "model.onnx.data"
 EXTERNAL_ABOVE_BYTES = 1_900_000_000
 """Weights beyond this go to :data:`DATA`: a protobuf file ends at 2 GiB, and the graph itself needs room too."""
 _EXTERNAL_TENSOR_BYTES = 1024
+_MOST_RESHAPE_ROUNDS = 50
 
 
 def load_model(path: Path) -> ir.Model:
@@ -141,6 +143,33 @@ def lift_constants(model: ir.Model) -> None:
     from onnx_ir.passes.common import LiftConstantsToInitializersPass
 
     LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+
+
+def infer_shapes(model: ir.Model) -> None:
+    """Shape inference in place, and the rank of a Reshape whose target is computed but has a known length."""
+    import onnx_ir as ir
+    from onnx_ir.passes.common import ShapeInferencePass
+
+    infer = ShapeInferencePass(check_type=False, strict_mode=False)
+    infer(model)
+    for _ in range(_MOST_RESHAPE_ROUNDS):
+        # One at a time: a rank that becomes known lets inference go on to the next Reshape by itself.
+        target = next((node for node in model.graph if _rankless_reshape(node)), None)
+        if target is None:
+            return
+        length = _target_length(target)
+        target.outputs[0].shape = ir.Shape([None] * (length or 0))
+        infer(model)
+
+
+def _rankless_reshape(node: ir.Node) -> bool:
+    return node.op_type == "Reshape" and node.outputs[0].shape is None and _target_length(node) is not None
+
+
+def _target_length(node: ir.Node) -> int | None:
+    target = node.inputs[1] if len(node.inputs) > 1 else None
+    length = target.shape[0] if target is not None and target.shape is not None and len(target.shape) == 1 else None
+    return length if isinstance(length, int) else None
 
 
 def opset_of(model: ir.Model) -> int:

@@ -10,7 +10,7 @@ from pipeline.core.files import link_or_copy, sha256_file, sha256_json
 from pipeline.equivalence import difference, example_shapes, random_feeds, run_model
 from pipeline.export.opset import LOWEST, MAX_IR_VERSION, PORTABLE, CannotConvert, convert, lower_ir_version
 from pipeline.export.result import ExportResult
-from pipeline.onnxfile import MODEL, check_file, load_model, opset_of, save_model, tensor_specs
+from pipeline.onnxfile import MODEL, check_file, infer_shapes, load_model, opset_of, save_model, tensor_specs
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -95,7 +95,7 @@ def make_portable(model: ir.Model, opset: int, *, name: str, notes: list[str], w
     Raises:
         InputError: the model is older than opset 13 and cannot be converted.
     """
-    from onnx_ir.passes.common import InlinePass, ShapeInferencePass
+    from onnx_ir.passes.common import InlinePass
 
     version, ir_version = opset_of(model), model.ir_version
     newest = max(opset, PORTABLE)
@@ -111,7 +111,7 @@ def make_portable(model: ir.Model, opset: int, *, name: str, notes: list[str], w
         notes.append(f"{name}: converted from opset {version} to {newest}")
     elif version > newest:
         InlinePass()(model)
-        ShapeInferencePass(strict_mode=False)(model)
+        infer_shapes(model)
         # A failed conversion leaves the graph half changed, so it works on a copy; the weights are shared.
         copy = model.clone()
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pipeline.export.downgrade import CannotConvert, downgrade
-from pipeline.onnxfile import lift_constants, opset_of
+from pipeline.onnxfile import infer_shapes, lift_constants, opset_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -100,12 +100,10 @@ def _softmax_over_last_axis(model: ir.Model) -> dict[str, str]:
     Before opset 13 softmax flattened its input from ``axis`` on. Over the last axis that is the same as since, but the
     converter does not know the rank and writes Flatten, Softmax and Reshape.
     """
-    from onnx_ir.passes.common import ShapeInferencePass
-
     nodes = [node for node in model.graph if node.op_type in _SOFTMAX_LIKE and node.domain == ""]
     if not nodes:
         return {}
-    ShapeInferencePass(strict_mode=False)(model)
+    infer_shapes(model)
     found = {}
     for node in nodes:
         value = node.inputs[0]

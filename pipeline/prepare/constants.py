@@ -1,0 +1,51 @@
+"""Constants of a graph: reading one, and giving one node another without touching the other users of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+__all__ = ["constant", "new_initializer", "set_constant"]
+
+
+def constant(value: ir.Value | None) -> np.ndarray[Any, np.dtype[Any]] | None:
+    """The array of an initializer, None for anything computed or given from outside."""
+    if value is None or value.const_value is None or value.is_graph_input() or value.producer() is not None:
+        return None
+    array: np.ndarray[Any, np.dtype[Any]] = value.const_value.numpy()
+    return array
+
+
+def new_initializer(graph: ir.Graph, array: np.ndarray[Any, np.dtype[Any]], stem: str) -> ir.Value:
+    """A new initializer named ``stem``, or ``stem_1``, ``stem_2`` ... where that is taken."""
+    import onnx_ir as ir
+
+    taken = {value.name for value in graph.inputs} | {value.name for node in graph for value in node.outputs}
+    name, count = stem, 0
+    while name in graph.initializers or name in taken:
+        count += 1
+        name = f"{stem}_{count}"
+    value = ir.Value(name=name, const_value=ir.tensor(array, name=name), shape=ir.Shape(array.shape))
+    value.dtype = ir.DataType.from_numpy(array.dtype)
+    graph.register_initializer(value)
+    return value
+
+
+def set_constant(
+    graph: ir.Graph, node: ir.Node, index: int, array: np.ndarray[Any, np.dtype[Any]], *, stem: str
+) -> None:
+    """Make ``array`` the node's input ``index``, in the present initializer if nobody else uses it, else in a new one."""
+    import onnx_ir as ir
+
+    if len(node.inputs) <= index:
+        node.resize_inputs(index + 1)
+    present = node.inputs[index]
+    if present is not None and present.is_initializer() and len(present.uses()) == 1 and not present.is_graph_output():
+        present.const_value = ir.tensor(array, name=present.name)
+        present.shape = ir.Shape(array.shape)
+        return
+    node.replace_input_with(index, new_initializer(graph, array, stem))
