@@ -122,7 +122,7 @@ def check_scales(
         found = measure_scale(values)
         relative = None if found.scale is None else abs(found.scale - scale) / scale
         if found.scale is None:
-            verdict = "not quantised" if found.levels else "undetermined"
+            verdict = "not quantised" if found.residual else "undetermined"
         elif relative is not None and relative <= rtol:
             verdict = "ok"
         elif not found.determined and _is_multiple(found.scale, scale, rtol):
@@ -185,12 +185,13 @@ def build_probe(artifact: Artifact, *, target: str, plan: Path, progress: Progre
     from pipeline.engine.records import BuildOptions
 
     model = artifact.path(INT8_MODEL)
+    shown = {output.name for output in artifact.manifest.outputs}
     record = build_engine(
         model,
         target=target,
         profiles=[Profile.parse(text) for text in artifact.manifest.profiles],
         plan_path=plan,
-        options=BuildOptions(mark_outputs=tuple(visible_tensors(model).values())),
+        options=BuildOptions(mark_outputs=tuple(name for name in visible_tensors(model).values() if name not in shown)),
         progress=progress,
     )
     _record_path(plan).write_text(record.model_dump_json(indent=2) + "\n")

@@ -99,7 +99,7 @@ def test_a_tensor_listed_twice() -> None:
 
 @pytest.mark.parametrize("amax", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_range_that_is_none(amax: float) -> None:
-    with pytest.raises(InputError, match="rank 3: the range of tensor 'x' is .*, not a positive finite number"):
+    with pytest.raises(InputError, match=r"rank 3: the range of tensor .x. is .*, not a positive finite number"):
         context("rank 3", {"x": amax})
 
 

@@ -60,10 +60,11 @@ def test_no_damage_changes_a_value_unnoticed() -> None:
         damaged = bytearray(message)
         damaged[at] ^= 0x10
         try:
-            assert unpack(bytes(damaged), NAMES) == sent  # a bit that pads a stream means nothing
-        except ToolError as error:
+            received = unpack(bytes(damaged), NAMES)
+        except ToolError:
             noticed += 1
-            assert "the statistics message is damaged" in error.message
+        else:
+            assert received == sent  # a bit that pads a stream means nothing
     assert noticed > 90
 
 
