@@ -10,7 +10,7 @@ against them, so that no version has to be installed for that check.
     dump_tensorrt_api.py --wheel tensorrt-8.6.0-cp310-*.whl --python python3.10 --out tests/engine/data/api-8.6.json
 
 The wheels come from `pip download --no-deps`; the Python must be the one in the wheel's name. Libraries that the module
-links to and that the machine lacks are replaced by empty stand-ins (needs gcc, nm and readelf): nothing is executed in them.
+links to and that the machine lacks are replaced by empty stand-ins (needs gcc, nm and readelf): nothing in them runs.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def loadable(soname: str) -> bool:
 
 
 def write_stub(folder: Path, soname: str, symbols: list[str], *, versioned: bool) -> None:
-    """An empty shared library; with ``versioned`` its symbols carry the soname as version, as cuBLAS's and cuDNN's do."""
+    """An empty shared library; ``versioned`` symbols carry the soname as version, as cuBLAS's and cuDNN's do."""
     source, script = folder / "stub.c", folder / "stub.map"
     source.write_text("".join(f"int {symbol}(void) {{ return 1; }}\n" for symbol in symbols))
     command = ["gcc", "-shared", "-fPIC", "-w", "-o", str(folder / soname), str(source), f"-Wl,-soname,{soname}"]

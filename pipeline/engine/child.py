@@ -97,7 +97,7 @@ class Build:
                     remedy="calibrate again",
                 )
             if plan is None:
-                raise ToolError(self._failed("builds no engine"))
+                raise ToolError(self._failed(f"builds no engine from {self.path}"))
             seconds = time.perf_counter() - start
         if cache_path is not None:
             timing_cache.save(config, cache_path)
@@ -125,9 +125,7 @@ class Build:
 
     def _failed(self, what: str) -> str:
         words = worst_words(self.messages)
-        return f"{self.api.title} {what}" + (
-            f" from {self.path}:\n  {words}" if words else f" from {self.path}, and says nothing more"
-        )
+        return f"{self.api.title} {what}" + (f":\n  {words}" if words else ", and says nothing more")
 
     def _parse_error(self, parser: Any, model: Model) -> QuantizeError:
         """Every error that the parser has, with node name and operator."""

@@ -1,7 +1,7 @@
 """A card and a TensorRT made of host memory, so that the runner's own logic is tested where there is no GPU.
 
-``FakeDriver`` stands in for ``pycuda.driver`` and counts what is alive; ``FakeTensorRT`` runs "engines" whose plan is a line
-of JSON. What the real ones do is tested on a GPU (``test_gpu_*.py``).
+``FakeDriver`` stands in for ``pycuda.driver`` and counts what is alive; ``fake_tensorrt`` runs "engines" whose plan is a
+line of JSON. What the real ones do is tested on a GPU (``test_gpu_*.py``).
 """
 
 from __future__ import annotations
@@ -208,10 +208,10 @@ def fake_tensorrt(graphs: FakeGraphs, *, version: str = "8.6.0") -> Any:
             return str(self.spec["dtype"])
 
         def get_tensor_shape(self, name: str) -> tuple[int, ...]:
-            low, _, high = self.spec["profiles"][0]
             if name == "y" and self.spec["operation"] == "positive":
                 return (-1,)
-            return tuple(a if a == b else -1 for a, b in zip(low, high, strict=True))
+            every = [shape for profile in self.spec["profiles"] for shape in profile]
+            return tuple(dims[0] if len(set(dims)) == 1 else -1 for dims in zip(*every, strict=True))
 
         def get_tensor_profile_shape(self, name: str, number: int) -> Any:
             return self.spec["profiles"][number]
