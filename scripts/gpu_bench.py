@@ -39,7 +39,7 @@ from pipeline.engine.runner import Runner
 
 SLICE_BYTES = 48_000_000
 SHARED_BYTES = 1024  # smaller weights stay in the graph
-VARIANTS = ("int8", "fp16", "implicit", "fp32")
+VARIANTS = ("int8", "fp16", "implicit", "fp32", "int8-half-in")
 PACK = "pack.tar"
 
 
@@ -204,6 +204,7 @@ class Bench:
     def options(self, model: str, variant: str) -> BuildOptions:
         return BuildOptions(
             fp16=variant != "fp32",
+            half_inputs=variant == "int8-half-in",
             calibration_cache=self.args.at / model / "calibration.cache" if variant == "implicit" else None,
             optimization_level=self.args.level,
             timing_cache_folder=self.args.at / "timing",
@@ -214,7 +215,7 @@ class Bench:
         folder = self.args.at / "engines" / model / variant
         if not again and (folder / "build.json").exists():
             return
-        source = self.args.at / model / ("int8.onnx" if variant == "int8" else "fp32.onnx")
+        source = self.args.at / model / ("int8.onnx" if variant.startswith("int8") else "fp32.onnx")
         plan = folder / ("again.plan" if again else "model.plan")
         try:
             record = build_engine(
@@ -272,7 +273,7 @@ class Bench:
         """All variants that are built, with and without graph, interleaved, batch by batch."""
         images, _ = self.images(model)
         runners = {}
-        for variant in VARIANTS:
+        for variant in VARIANTS[:4]:
             for graph in (False, True):
                 runner = self.runner(model, variant, cuda_graphs=graph)
                 if runner is not None:
@@ -307,11 +308,12 @@ class Bench:
             with runner:
                 name, output = runner.inputs[0].name, runner.outputs[0].name
                 size = max(1, runner.profiles[-1].inputs[name].opt[0])
-                batches = [images[start : start + size] for start in range(0, len(images), size)]
-                outputs = runner.map({name: batch} for batch in batches)
+                dtype = runner.inputs[0].dtype
+                batches = (images[start : start + size] for start in range(0, len(images), size))
+                outputs = runner.map({name: batch.astype(dtype)} for batch in batches)
                 found = np.concatenate([values[output].argmax(-1) for values in outputs])
             figures: dict[str, Any] = {"images": len(labels), "top1": float(np.mean(found == labels))}
-            reference = stored.get(f"{model}/{'int8' if variant == 'int8' else 'fp32'}")
+            reference = stored.get(f"{model}/{'int8' if variant.startswith('int8') else 'fp32'}")
             if reference is not None:
                 figures["top1_onnxruntime"] = float(np.mean(reference == labels))
                 figures["agreement"] = float(np.mean(reference == found))
@@ -319,7 +321,7 @@ class Bench:
             self.note(f"{model} {variant}: {figures}")
 
     def overlap(self, model: str) -> None:
-        for variant in ("int8", "fp16"):
+        for variant in ("int8", "int8-half-in", "fp16"):
             runner = self.runner(model, variant, cuda_graphs=True, in_flight=self.args.in_flight)
             if runner is None or self.left() < 8:
                 continue
@@ -341,7 +343,7 @@ class Bench:
             with runner:
                 name = runner.inputs[0].name
                 for batch in (1, 64):
-                    times = runner.layer_times({name: images[:batch]}, runs=20)
+                    times = runner.layer_times({name: images[:batch].astype(runner.inputs[0].dtype)}, runs=20)
                     path = self.args.at / "engines" / model / variant / f"layer-times-{batch}.json"
                     path.write_text(json.dumps(times, indent=1))
                 self.put("layer_counts", model, variant, value=count_layers(runner.layer_information()).model_dump())

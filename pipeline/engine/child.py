@@ -81,6 +81,7 @@ class Build:
             if not parser.parse_from_file(str(self.path)):
                 raise self._parse_error(parser, model)
             self._mark_outputs(network)
+            api.set_input_types(network, options)
             config = builder.create_builder_config()
             self._configure(config, model)
             asked: list[str] = []

@@ -75,7 +75,9 @@ class Api:
 
     def weakly_typed(self, options: BuildOptions) -> bool:
         """Whether the network for ``options`` leaves types to the builder."""
-        return self.weak_typing and (not self.strong_typing or options.fp16 or options.calibration_cache is not None)
+        return self.weak_typing and (
+            not self.strong_typing or options.fp16 or options.half_inputs or options.calibration_cache is not None
+        )
 
     @property
     def shares_profiles(self) -> bool:
@@ -106,8 +108,15 @@ class Api:
         flags = self.trt.BuilderFlag
         if quantised or options.calibration_cache is not None:
             config.set_flag(flags.INT8)
-        if options.fp16 or half:
+        if options.fp16 or options.half_inputs or half:
             config.set_flag(flags.FP16)
+
+    def set_input_types(self, network: Any, options: BuildOptions) -> None:
+        if options.half_inputs:
+            for number in range(network.num_inputs):
+                tensor = network.get_input(number)
+                if tensor.dtype == self.trt.DataType.FLOAT:
+                    tensor.dtype = self.trt.DataType.HALF
 
     def check_options(self, options: BuildOptions) -> None:
         """Raise InputError for what this version cannot do, before anything starts."""
@@ -115,6 +124,11 @@ class Api:
             raise InputError(
                 f"{self.title} has no FP16 flag: an engine computes in the types that the graph has",
                 remedy="set placement.precision to fp16, which writes the types into the graph, and leave --fp16 out",
+            )
+        if options.half_inputs and not self.weak_typing:
+            raise InputError(
+                f"{self.title} takes inputs in the types that the graph has",
+                remedy="give the graph float16 inputs, or leave half_inputs out",
             )
         if options.calibration_cache is not None and not self.calibrators:
             raise InputError(

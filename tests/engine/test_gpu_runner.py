@@ -210,3 +210,11 @@ def test_a_thousand_runners_leave_no_memory_behind() -> None:
     free_after, host_after = in_use()
     assert free_before - free_after < 8 << 20
     assert host_after - host_before < 64 << 20
+
+
+def test_half_inputs_halve_the_copy() -> None:
+    feeds, expected = stored("conv_qdq")
+    plan, record = engine("conv_qdq", half_inputs=True, fp16=True)
+    with Runner(plan, record=record) as run:
+        assert run.inputs[0].dtype == "float16"
+        assert distance(run({"x": feeds["x"].astype(np.float16)})["y"], expected["y"]) < 0.05
