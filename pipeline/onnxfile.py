@@ -212,8 +212,9 @@ def _dimension(dim: Any) -> int | str:
     return str(dim.value) if dim.value else "?"
 
 
-def save_model(model: ir.Model, folder: Path, *, external_above_bytes: int = EXTERNAL_ABOVE_BYTES) -> Path:
-    """Write ``model.onnx`` into ``folder``, with ``model.onnx.data`` beside it where the weights exceed the limit.
+def save_model(model: ir.Model, folder: Path) -> Path:
+    """Write ``model.onnx`` into ``folder``, with ``model.onnx.data`` beside it where the weights exceed
+    :data:`EXTERNAL_ABOVE_BYTES`.
 
     Equal models give equal bytes. ``model`` may be left with its weights mapped from the new file.
     """
@@ -222,7 +223,7 @@ def save_model(model: ir.Model, folder: Path, *, external_above_bytes: int = EXT
     path = folder / MODEL
     with explain_os_errors(path):
         folder.mkdir(parents=True, exist_ok=True)
-        if weight_bytes(model) > external_above_bytes:
+        if weight_bytes(model) > EXTERNAL_ABOVE_BYTES:
             ir.external_data.unload_from_model(model, folder, DATA, size_threshold_bytes=_EXTERNAL_TENSOR_BYTES)
             with (folder / DATA).open("rb") as stream:
                 os.fsync(stream.fileno())

@@ -168,7 +168,7 @@ class NpzFile(_ArrayFile):
     def _explained(self) -> Iterator[None]:
         try:
             yield
-        except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError, OSError) as error:
+        except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError, OSError) as error:
             raise InputError(
                 f"{self._path} cannot be read: {error}",
                 remedy="it may be truncated or damaged: write it again with np.savez",

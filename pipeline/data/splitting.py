@@ -93,7 +93,7 @@ def split(length: int | None, samples: int | None, verify: int | None, labelled:
         elif labelled and verify is None and found < len(left):
             notes.append(f"{len(left) - found} samples are left out: the model's static batch is {multiple}")
         return Split(chosen, frozenset(_spread(left, found)), True, tuple(notes))
-    found = min(wish, count) if wish else count
+    found = min(verify or _rounded(DEFAULT_VERIFICATION, multiple), count)
     notes.append(
         f"no sample is left to hold aside (the data has {length}, {count} calibrate): verification looks at {found} "
         "of the calibration samples and cannot show overfitting to them"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from pipeline import onnxfile
 from pipeline.core.errors import CheckFailed, ToolError
 from pipeline.core.files import sha256_json
 from pipeline.equivalence import Difference, difference, run_model
@@ -113,6 +114,7 @@ def _run_child(
         "method": method,
         "opset": max(opset, _DYNAMO_OPSET) if method == "dynamo" else opset,
         "folder": str(work.resolve()),
+        "external_above_bytes": onnxfile.EXTERNAL_ABOVE_BYTES,
         "inputs": [spec.model_dump(mode="json") for spec in inputs],
         "profiles": [profile.model_dump(mode="json")["inputs"] for profile in profiles],
     }

@@ -38,7 +38,7 @@ def new_initializer(graph: ir.Graph, array: np.ndarray[Any, np.dtype[Any]], stem
 def set_constant(
     graph: ir.Graph, node: ir.Node, index: int, array: np.ndarray[Any, np.dtype[Any]], *, stem: str
 ) -> None:
-    """Make ``array`` the node's input ``index``, in the present initializer if nobody else uses it, else in a new one."""
+    """Make ``array`` the node's input ``index``, in the present initializer where it has no other user."""
     import onnx_ir as ir
 
     if len(node.inputs) <= index:

@@ -29,7 +29,7 @@ class PrepareResult(StageResult):
     nodes_after: int
     changes: tuple[Change, ...]
     random_error: float | None
-    """max|before - after| / max|before| over all outputs on random inputs; None: no shape that the model takes is known."""
+    """max|before - after| / max|before| over all outputs on random inputs; None: no shape that it takes was found."""
     data_error: float | None
     """The same on the given samples; None: none were given."""
     tolerance: float

@@ -56,7 +56,7 @@ class UserProcess:
         self._read, child_write = os.pipe()
         try:
             self._process = subprocess.Popen(
-                [sys.executable, str(_START), str(child_read), str(child_write)],
+                [sys.executable, "-u", str(_START), str(child_read), str(child_write)],
                 stdin=subprocess.DEVNULL,
                 stdout=self._output,
                 stderr=subprocess.STDOUT,

@@ -26,7 +26,8 @@ def _child_package() -> None:
 
 
 if __name__ == "__main__":
-    # Python put this file's folder first on the path; the user's directory takes its place later.
-    del sys.path[0]
+    # Python has put this file's folder first on the path (unless told not to); the user's directory comes there later.
+    if sys.path and Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
+        del sys.path[0]
     _child_package()
     importlib.import_module(f"{PRIVATE_NAME}.main").main(int(sys.argv[1]), int(sys.argv[2]))

@@ -20,7 +20,6 @@ from .recording import FileRecorder
 __all__ = ["export"]
 
 _MOST_CHARACTERS = 400
-_EXTERNAL_ABOVE_BYTES = 1_900_000_000
 _TRACE_OPSET_LIMIT = 20
 """Newest opset of the TorchScript exporter."""
 
@@ -29,7 +28,8 @@ def export(target: Any, task: dict[str, Any], recorder: FileRecorder) -> dict[st
     """Write ``model.onnx`` and ``check-<n>.npz`` into the task's folder.
 
     The task holds ``method`` ("dynamo" or "torchscript"), ``opset``, ``folder``, ``inputs`` (name, shape, dtype; a
-    shape may hold words), ``profiles`` (input name to min, opt, max).
+    shape may hold words), ``profiles`` (input name to min, opt, max) and ``external_above_bytes``, the size of weights
+    from which on they go to a file of their own.
 
     Returns:
         ``inputs`` (names in order), ``outputs``, ``dynamic`` (input name to axis to name of the dimension), ``checks``
@@ -51,7 +51,7 @@ def export(target: Any, task: dict[str, Any], recorder: FileRecorder) -> dict[st
             warnings.simplefilter("ignore")
             warnings.simplefilter("always", torch.jit.TracerWarning)
             try:
-                _EXPORTERS[task["method"]](flat, example, list(outputs), path, task["opset"])
+                _EXPORTERS[task["method"]](flat, example, list(outputs), path, task)
             except Exception as error:
                 return {"export_failed": _brief(error)}
         files = []
@@ -80,6 +80,12 @@ def _module(target: Any) -> tuple[torch.nn.Module, Any]:
             f"the callable must return an nn.Module, or (module, example inputs), it returned {type(result).__name__}",
             "return the module",
         )
+    for name, tensor in (*result.named_parameters(), *result.named_buffers()):
+        if tensor.is_floating_point() and tensor.dtype != torch.float32:
+            raise Complaint(
+                f"the module's {name!r} is {str(tensor.dtype).removeprefix('torch.')}; calibration needs float32",
+                "return module.float(); what is not quantised can be made float16 later",
+            )
     return result.cpu(), given
 
 
@@ -126,7 +132,7 @@ def _named_outputs(value: Any, taken: list[str]) -> dict[str, torch.Tensor]:
     return {name if name not in taken else f"{name}_out": tensor for name, tensor in zip(names, tensors, strict=True)}
 
 
-def _dynamo(module: _Flat, example: Example, outputs: list[str], path: str, opset: int) -> None:
+def _dynamo(module: _Flat, example: Example, outputs: list[str], path: str, task: dict[str, Any]) -> None:
     # One entry for the one variadic parameter of _Flat.forward.
     shapes = tuple(dict.fromkeys(example.dynamic.get(name, {}), torch.export.Dim.DYNAMIC) for name in example.names)
     program = torch.onnx.export(
@@ -135,23 +141,23 @@ def _dynamo(module: _Flat, example: Example, outputs: list[str], path: str, opse
         dynamo=True,
         optimize=False,
         verbose=False,
-        opset_version=opset,
+        opset_version=task["opset"],
         input_names=example.names,
         output_names=outputs,
         dynamic_shapes=(shapes,),
     )
     if program is None:
         raise RuntimeError("torch.onnx.export returned nothing")
-    program.save(path, external_data=_bytes(module) > _EXTERNAL_ABOVE_BYTES)
+    program.save(path, external_data=_bytes(module) > task["external_above_bytes"])
 
 
-def _torchscript(module: _Flat, example: Example, outputs: list[str], path: str, opset: int) -> None:
+def _torchscript(module: _Flat, example: Example, outputs: list[str], path: str, task: dict[str, Any]) -> None:
     torch.onnx.export(
         module,
         tuple(example.tensors.values()),
         path,
         dynamo=False,
-        opset_version=min(opset, _TRACE_OPSET_LIMIT),
+        opset_version=min(task["opset"], _TRACE_OPSET_LIMIT),
         input_names=example.names,
         output_names=outputs,
         dynamic_axes=example.dynamic,
