@@ -7,7 +7,8 @@ QuantizeLinear has it:
 - the error energy Σ (x - q(x))² splits into that of clipped and that of rounded values. A large clipped part says that
   the threshold is too low (the calibrator is to blame), a large rounded part that 8 bits are too few for this range.
 
-The histogram counts |x| / T in :data:`BINS` bins over [0, :data:`SPAN`); what lies above is counted as overflow.
+The histogram counts |x| / T in :data:`BINS` bins over [0, :data:`SPAN`], a value equal to T below it; what is above is
+counted as overflow.
 """
 
 from __future__ import annotations
@@ -113,7 +114,8 @@ def _kernel() -> Callable[[Array, np.float32, Floats, Counts], None]:
     @numba.njit(nogil=True)  # type: ignore[untyped-decorator]
     def sweep(values: Array, scale: np.float32, sums: Floats, histogram: Counts) -> None:
         # Two loops over pieces that stay in the cache: sums vectorise, counting does not.
-        to_bin = np.float32(BINS / SPAN) / (np.float32(127.0) * scale)
+        # A hair less than one, so that a value equal to the threshold counts below it: it is not clipped.
+        to_bin = np.float32(BINS / SPAN * (1.0 - 2.0**-20)) / (np.float32(127.0) * scale)
         top = np.float32(BINS)
         part = np.zeros(6)
         counts = np.zeros((4, BINS + 1), np.int64)  # neighbours count apart: equal ones would wait for each other
