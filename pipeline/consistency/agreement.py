@@ -55,9 +55,11 @@ def disagreements(facts: Sequence[Mapping[str, str]]) -> dict[str, str]:
             holders.setdefault(each.get(key, "nothing"), []).append(rank)
         if len(holders) > 1:
             ordered = sorted(holders.items(), key=lambda item: (-len(item[1]), item[1]))
-            found[key] = f"another {key} in {_ranks(ordered[1:])} (" + ", ".join(
-                f"{_short(value)} in {_ranks([(value, ranks)])}" for value, ranks in ordered
-            ) + ")"
+            found[key] = (
+                f"another {key} in {_ranks(ordered[1:])} ("
+                + ", ".join(f"{_short(value)} in {_ranks([(value, ranks)])}" for value, ranks in ordered)
+                + ")"
+            )
     return found
 
 

@@ -84,8 +84,13 @@ class TensorContext(Record):
 
     def canonical(self) -> list[object]:
         return [
-            self.kind, self.name, self.dtype, self.axis, list(self.zero_points),
-            "".join(float32_hex(scale) for scale in self.scales), self.calibrator,
+            self.kind,
+            self.name,
+            self.dtype,
+            self.axis,
+            list(self.zero_points),
+            "".join(float32_hex(scale) for scale in self.scales),
+            self.calibrator,
         ]
 
 

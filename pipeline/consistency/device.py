@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from pipeline.core.progress import Progress
 
 __all__ = [
-    "DeviceCheck", "OutputCheck", "ScaleCheck", "build_probe", "check_on_device", "check_outputs", "check_scales",
+    "DEFAULT_RTOL", "DeviceCheck", "OutputCheck", "ScaleCheck", "build_probe", "check_on_device", "check_outputs",
+    "check_scales", "device_text",
 ]  # fmt: skip
 
 Arrays = dict[str, np.ndarray[Any, np.dtype[Any]]]
@@ -272,3 +273,36 @@ def _samples(artifact: Artifact) -> Arrays:
             return {name: archive[name] for name in archive.files}
     except (OSError, ValueError, EOFError) as error:
         raise InputError(f"{path} cannot be read: {error}", remedy="restore it, or build the artifact again") from error
+
+
+def device_text(check: DeviceCheck, *, most: int = 20) -> str:
+    """The check in lines for a terminal."""
+    lines = [f"{check.target} on {check.device}, {check.samples} samples"]
+    for output in check.outputs:
+        verdict = "ok" if output.passed else "WRONG"
+        lines.append(
+            f"output {output.output}: relative L2 {output.relative_l2:.4g} to the recorded INT8 output "
+            f"(allowed {output.allowed:.4g}): {verdict}"
+        )
+    if check.scales:
+        told = check.determined
+        right = [scale for scale in told if scale.verdict == "ok"]
+        worst = max((scale.relative for scale in right if scale.relative is not None), default=0.0)
+        lines.append(
+            f"scales: {len(right)} of {len(told)} visible tensors within {check.rtol:g} of the artifact, "
+            f"largest difference {worst:.2g}"
+            + (
+                f"; {len(check.scales) - len(told)} have too few levels to tell"
+                if len(told) < len(check.scales)
+                else ""
+            )
+        )
+        for scale in check.wrong[:most]:
+            found = "values on no grid" if scale.measured is None else f"measured {scale.measured:.9g}"
+            lines.append(f"  {scale.tensor}: {scale.verdict}: {found}, the artifact has {scale.expected:.9g}")
+        if len(check.wrong) > most:
+            lines.append(f"  and {len(check.wrong) - most} more")
+    if check.hidden:
+        remedy = "" if check.scales else "; --probe PLAN builds an engine that shows them"
+        lines.append(f"{len(check.hidden)} quantised tensors are not visible in this engine{remedy}")
+    return "\n".join(lines) + "\n"

@@ -71,7 +71,7 @@ def merge_ranks(group: Group, own: Mapping[str, TensorStatistics], names: Sequen
     merged = {name: own[name] for name in names}
     if group.size == 1:
         return merged
-    group.phase("merging statistics", limited=True)
+    group.phase("merging statistics")
     group.barrier("merge")
     for step in tree_steps(group.size):
         for receiver, sender in step:

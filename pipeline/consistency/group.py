@@ -27,11 +27,14 @@ if TYPE_CHECKING:
 
     from pipeline.consistency.launch import Launch
 
-__all__ = ["DEFAULT_LIMIT_S", "Group", "RunEnded"]
+__all__ = ["DEFAULT_LIMIT_S", "PREPARING", "Group", "RunEnded"]
 
 DEFAULT_LIMIT_S = 25.0
 """Seconds without a sign of life, or without progress within one batch, after which a rank is given up. torchrun kills
 what is left of a run after 30 s more, so a run that stalls is over in less than a minute."""
+
+PREPARING = 20.0
+"""Patience, in limits, with what comes before the first batch: exporting a model, hashing the data."""
 
 _JOIN_EXTRA_S = 20.0
 """Starting Python and importing torch may take so much longer on one machine than on another."""
@@ -74,6 +77,7 @@ class Group:
         self._watcher: Watcher | None = None
         self._told_to_end_at: float | None = None
         self._distributed: Any = None
+        self._gathers = 0
 
     def join(self, backend: Backend = "auto") -> None:
         """Meet the other ranks.
@@ -109,7 +113,7 @@ class Group:
             if self._told_to_end_at is not None:
                 self._watcher.told_to_end()
             self._watcher.start()
-        self.phase("connecting", limited=True)
+        self.phase("connecting")
         with self._explained("connecting the ranks"):
             self._distributed = _start(self._launch, self.board, chosen, self.device, self._limit_s)
 
@@ -125,9 +129,9 @@ class Group:
 
     # -- what the rank is doing --------------------------------------------------------------------------------------
 
-    def phase(self, name: str, *, limited: bool) -> None:
-        """Say what comes now. ``limited``: without progress for the limit it counts as a stall."""
-        self.activity.enter(name, limited=limited)
+    def phase(self, name: str, *, patience: float = 1.0) -> None:
+        """Say what comes now; without progress for ``patience`` times the limit it counts as a stall."""
+        self.activity.enter(name, patience=patience)
         self.check()
 
     def check(self) -> None:
@@ -150,7 +154,7 @@ class Group:
 
     def leave(self) -> None:
         """Part in peace: every rank has come to its end."""
-        self.phase("leaving", limited=True)
+        self.phase("leaving")
         self.barrier("leave")
         self.board.put(f"left/{self.rank}", "")
         if self._watcher is not None:
@@ -215,6 +219,8 @@ class Group:
 
     def all_gather(self, data: bytes) -> list[bytes]:
         """Every rank's bytes, of one length, in every rank."""
+        self._gathers += 1
+        self.barrier(f"gather/{self._gathers}")
         with self._explained("the all-gather"):
             own = self._bytes(data)
             buffers = [self._bytes(bytes(len(data))) for _ in range(self.size)]

@@ -40,13 +40,13 @@ class Activity:
         self._step = 0
         self._phase = "starting"
         self._waiting = False
-        self._limited = False
+        self._patience = 1.0
 
-    def enter(self, phase: str, *, limited: bool) -> None:
-        """A new phase; ``limited``: it has to move within the limit."""
+    def enter(self, phase: str, *, patience: float) -> None:
+        """A new phase, which has to move within ``patience`` times the limit."""
         with self._lock:
             self._step += 1
-            self._phase, self._limited = phase, limited
+            self._phase, self._patience = phase, patience
 
     def move(self) -> None:
         with self._lock:
@@ -59,7 +59,7 @@ class Activity:
 
     def beat(self, number: int) -> Beat:
         with self._lock:
-            return Beat(number, self._step, self._phase, self._waiting or not self._limited)
+            return Beat(number, self._step, self._phase, 0.0 if self._waiting else self._patience)
 
 
 @dataclass(frozen=True)
@@ -70,16 +70,16 @@ class Beat:
     step: int
     """Grows with every batch, phase and wait."""
     phase: str
-    patient: bool
-    """It waits for other ranks, or is in a phase without a limit."""
+    patience: float
+    """How many limits it may stay without progress; 0: as long as it likes, because it waits for other ranks."""
 
     def text(self) -> str:
-        return json.dumps([self.number, self.step, self.phase, self.patient])
+        return json.dumps([self.number, self.step, self.phase, self.patience])
 
     @classmethod
     def parse(cls, text: str) -> Beat:
-        number, step, phase, patient = json.loads(text)
-        return cls(number, step, phase, patient)
+        number, step, phase, patience = json.loads(text)
+        return cls(number, step, phase, patience)
 
 
 @dataclass
@@ -93,7 +93,7 @@ class _Seen:
     def update(self, beat: Beat | None, now: float) -> None:
         if beat is None or (self.beat is not None and beat.number == self.beat.number):
             return
-        if self.beat is None or beat.step != self.beat.step or beat.patient:
+        if self.beat is None or beat.step != self.beat.step or not beat.patience:
             self.moved_at = now
         self.beat, self.alive_at = beat, now
 
@@ -103,8 +103,9 @@ def judge(peer: Peer, beat: Beat | None, silent_s: float, still_s: float, limit_
     phase = beat.phase if beat is not None else "starting"
     if silent_s > limit_s:
         return f"{peer} has given no sign of life for {silent_s:.0f} s; its last word was: {phase}"
-    if still_s > limit_s:
-        return f"{peer} stalls: {phase} for {still_s:.0f} s without progress (limit {limit_s:.0f} s)"
+    allowed_s = limit_s * (beat.patience if beat is not None else 1.0)
+    if allowed_s and still_s > allowed_s:
+        return f"{peer} stalls: {phase} for {still_s:.0f} s without progress (limit {allowed_s:.0f} s)"
     return None
 
 

@@ -14,11 +14,18 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from pipeline.consistency.batches import BatchReport
     from pipeline.consistency.compare import Comparison, Row
+    from pipeline.consistency.ranks import RanksReport
 
-__all__ = ["HEATMAP", "SNAPSHOT", "TABLE", "relative_differences", "table", "write_snapshot"]
+__all__ = [
+    "BATCHES", "HEATMAP", "SNAPSHOT", "TABLE", "batches_text", "ranks_text", "relative_differences", "summary", "table",
+    "write_batches", "write_snapshot",
+]  # fmt: skip
 
 SNAPSHOT, TABLE, HEATMAP = "consistency.json", "consistency.txt", "consistency.png"
+BATCHES = "batches"
+"""Stem of the files about single batches."""
 _CENTRE = 1e-5
 """Middle of the heatmap's colours: the usual tolerance."""
 
@@ -57,7 +64,7 @@ def table(comparison: Comparison, *, most: int | None = None) -> str:
         else:
             difference, relative = row.detail, "-"
         lines.append((name, *(_value(value) for value in row.values), difference, relative, who))
-    text = _aligned(lines) if rows else ""
+    text = _aligned(lines) + "\n" if rows else ""
     if most is not None and len(rows) > most:
         text += f"and {len(rows) - most} more\n"
     return text + summary(comparison) + "\n"
@@ -88,7 +95,7 @@ def _value(value: float | None) -> str:
 def _aligned(lines: Sequence[tuple[str, ...]]) -> str:
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     rows = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
-    return "\n".join([rows[0], "  ".join("-" * width for width in widths), *rows[1:]]) + "\n\n"
+    return "\n".join([rows[0], "  ".join("-" * width for width in widths), *rows[1:]]) + "\n"
 
 
 def relative_differences(rows: Sequence[Row], count: int) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -116,3 +123,73 @@ def heatmap(comparison: Comparison) -> bytes:
         title=f"{len(comparison.mismatches)} of {len(comparison.rows)} tensors differ ({tolerance})",
         centre=allowed,
     )
+
+
+def ranks_text(report: RanksReport) -> str:
+    """The check across ranks in lines for a terminal."""
+    lines = [("scenario", "tensors", "consistent", "same bits", "largest difference", "source of it")]
+    for scenario in report.scenarios:
+        lines.append(
+            (
+                scenario.name,
+                str(scenario.tensors),
+                _percent(scenario.rate),
+                "yes" if scenario.identical else "no",
+                f"{100 * scenario.largest:.3g} % ({scenario.worst})" if scenario.largest else "0",
+                scenario.source,
+            )
+        )
+    head = [
+        f"{len(report.ranks)} ranks over {report.backend}, shards {report.shard}: {report.batches} batches, "
+        f"{report.samples} samples in {report.seconds:.1f} s",
+        *(f"  {rank}" for rank in report.ranks),
+    ]
+    tail = [f"statistics {report.statistics}", f"scales     {report.digest}"]
+    return "\n".join(head) + "\n\n" + _aligned(lines) + "\n" + "\n".join(tail) + "\n"
+
+
+def batches_text(report: BatchReport, *, most: int | None = None) -> str:
+    """The spread over batches in lines for a terminal, the least certain tensors first."""
+    lines: list[tuple[str, ...]] = [("tensor", "scale", "smallest", "median", "largest", "ratio", "within")]
+    for row in report.rows[:most]:
+        lines.append(
+            (
+                row.tensor,
+                *(f"{value:.6g}" for value in (row.merged, row.smallest, row.median, row.largest)),
+                f"{row.ratio:.3g}",
+                f"{row.within}/{row.seen}",
+            )
+        )
+    more = f"and {len(report.rows) - most} more\n" if most is not None and len(report.rows) > most else ""
+    worry = report.worrying
+    verdict = (
+        f"{len(report.rows)} tensors, {len(report.batches)} batches, {report.calibrator}: "
+        f"{_percent(report.rate)} of the batch scales are within {100 * report.rtol:g} % of the merged scale"
+    )
+    named = ", ".join(row.tensor for row in worry[:5]) + (", ..." if len(worry) > 5 else "")
+    about = f"{len(worry)} tensors to worry about: {named}" if worry else "no tensor to worry about"
+    return f"{_aligned(lines)}{more}\n{verdict}\n{about}\n"
+
+
+def write_batches(folder: Path, report: BatchReport) -> list[Path]:
+    """Table, JSON and heatmap (tensors x batches) of the spread over batches."""
+    from pipeline.reports.heatmap import heatmap_png
+
+    paths = [folder / f"{BATCHES}.{suffix}" for suffix in ("txt", "json", "png")]
+    write_text(paths[0], batches_text(report))
+    write_json(paths[1], {**report.model_dump(mode="json"), "rate": report.rate})
+    scales = np.array(report.scales, np.float64)
+    merged = np.array([[row.merged] for row in report.rows])
+    write_bytes(
+        paths[2],
+        heatmap_png(
+            np.abs(scales - merged) / merged,
+            [row.tensor for row in report.rows],
+            [str(index) for index in report.batches],
+            colour_label="Relative distance from the merged scale",
+            column_label="Batch",
+            title=f"The scale each batch alone would give ({report.calibrator})",
+            centre=report.rtol,
+        ),
+    )
+    return paths

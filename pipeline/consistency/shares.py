@@ -14,7 +14,7 @@ from pipeline.core.errors import InputError, did_you_mean
 from pipeline.data import batched, select, static_batch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from pipeline.data import Batch, DataSource, Sample
     from pipeline.records import TensorSpec
@@ -68,31 +68,44 @@ def rank_batches(
     rank: int,
     size: int,
     shard: str = "cyclic",
+    watch: Callable[[int, Sample], None] | None = None,
 ) -> Iterator[Batch]:
     """The batches of one rank, with their global indices, in ascending order.
 
     Only this rank's samples are read where the batches are known beforehand. Otherwise every rank reads all samples,
     to find out where a batch ends, and only the model's run is shared out (always ``cyclic``).
 
+    Args:
+        watch: sees every chosen sample, not only this rank's, in order; all of them are read for it.
+
     Raises:
         InputError: as :func:`pipeline.data.select` and :func:`pipeline.data.batched` say; or ``shard`` needs to know
             the batches beforehand.
     """
     known = batch_samples(chosen, batch_size, inputs)
-    if known is None:
-        if shard != "cyclic":
-            raise InputError(
-                f"the shard order {shard!r} needs samples of one shape, and the model's inputs are dynamic",
-                remedy="use --shards cyclic",
-            )
-        for batch in batched(select(source, frozenset(chosen)), batch_size, inputs):
-            if batch.index % size == rank:
+    if known is None and shard != "cyclic":
+        raise InputError(
+            f"the shard order {shard!r} needs samples of one shape, and the model's inputs are dynamic",
+            remedy="use --shards cyclic",
+        )
+    own = None if known is None else assign(len(known), size, shard)[rank]
+    if known is None or own is None or watch is not None:
+        for batch in batched(_watched(select(source, frozenset(chosen)), watch), batch_size, inputs):
+            if batch.index in own if own is not None else batch.index % size == rank:
                 yield batch
         return
-    own = assign(len(known), size, shard)[rank]
     samples = frozenset(number for index in own for number in known[index])
     for index, batch in zip(own, batched(select(source, samples), batch_size, inputs), strict=True):
         yield replace(batch, index=index)
+
+
+def _watched(
+    samples: Iterator[tuple[int, Sample]], watch: Callable[[int, Sample], None] | None
+) -> Iterator[tuple[int, Sample]]:
+    for number, sample in samples:
+        if watch is not None:
+            watch(number, sample)
+        yield number, sample
 
 
 def sample_digest(sample: Sample) -> str:

@@ -81,6 +81,4 @@ def test_another_scheme() -> None:
     other = context("b").model_copy(
         update={"tensors": tuple(t.model_copy(update={"dtype": "uint8"}) for t in first.tensors)}
     )
-    assert cause(first, other) == (
-        "another tool or another quantisation scheme made b: not only the scales differ"
-    )
+    assert cause(first, other) == ("another tool or another quantisation scheme made b: not only the scales differ")

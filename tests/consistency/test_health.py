@@ -23,26 +23,26 @@ PEER = Peer(rank=2, host="node-b", pid=4711, started="1", machine="", device="x"
     ],
 )
 def test_judge(silent_s: float, still_s: float, expected: str | None) -> None:
-    assert judge(PEER, Beat(9, 30, "batch 7", False), silent_s, still_s, 25.0) == expected
+    assert judge(PEER, Beat(9, 30, "batch 7", 1.0), silent_s, still_s, 25.0) == expected
 
 
 def test_a_beat_survives_the_board() -> None:
     activity = Activity()
-    activity.enter("batch 3", limited=True)
+    activity.enter("batch 3", patience=2.0)
     beat = activity.beat(5)
-    assert Beat.parse(beat.text()) == beat == Beat(5, 1, "batch 3", False)
+    assert Beat.parse(beat.text()) == beat == Beat(5, 1, "batch 3", 2.0)
 
 
-def test_who_waits_or_has_no_limit_is_patient() -> None:
+def test_patience() -> None:
     activity = Activity()
-    activity.enter("preparing", limited=False)
-    assert activity.beat(1).patient
-    activity.enter("batch 0", limited=True)
-    assert not activity.beat(2).patient
+    activity.enter("preparing", patience=4.0)
+    assert judge(PEER, activity.beat(1), 1.0, 99.0, 25.0) is None
+    assert judge(PEER, activity.beat(1), 1.0, 101.0, 25.0) is not None
     activity.wait(True)
-    assert activity.beat(3).patient
+    assert judge(PEER, activity.beat(1), 1.0, 1e6, 25.0) is None
     activity.wait(False)
-    assert not activity.beat(4).patient
+    assert judge(PEER, activity.beat(1), 1.0, 101.0, 25.0) is not None
+    assert judge(PEER, None, 1.0, 26.0, 25.0) is not None  # it has never said anything
 
 
 def test_this_process_lives() -> None:

@@ -1,0 +1,124 @@
+"""From what the user named to the work of a calibration: the float model, where it is quantised, the data."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+
+from pipeline.artifact import FP32_MODEL, PLACEMENT, Artifact
+from pipeline.consistency.distributed import Work
+from pipeline.core.errors import InputError
+from pipeline.core.files import sha256_file, sha256_json
+from pipeline.core.progress import SILENT
+from pipeline.data import open_source, split_source
+
+if TYPE_CHECKING:
+    from pipeline.config import PlacementConfig, Preprocess, Profile
+    from pipeline.core.progress import Progress
+    from pipeline.placement import PlacementPlan
+    from pipeline.records import TensorSpec
+
+__all__ = ["Opened", "open_work"]
+
+
+class Opened:
+    """The work, and what made it."""
+
+    def __init__(self, work: Work, plan: PlacementPlan, model_sha256: str) -> None:
+        self.work = work
+        self.plan = plan
+        self.model_sha256 = model_sha256
+        """Over the prepared model and its external weights."""
+
+
+def open_work(
+    model: str,
+    data: str,
+    *,
+    folder: Path,
+    preprocess: Preprocess | None = None,
+    profiles: tuple[Profile, ...] = (),
+    placement: PlacementConfig | None = None,
+    samples: int | None = None,
+    batch_size: int = 8,
+    on_nonfinite: str = "error",
+    shard: str = "cyclic",
+    progress: Progress = SILENT,
+) -> Opened:
+    """Make a model ready to be calibrated, as `quantize build` does.
+
+    Args:
+        model: an artifact folder (its float model and placement are taken as they are), ``.onnx`` file or callable.
+        data: as ``--data`` of `quantize build`.
+        folder: where the exported and prepared models go.
+        samples: how many calibrate; None: as in the artifact, or the default of `quantize build`.
+
+    Raises:
+        InputError, CheckFailed, ToolError: as the export and prepare stages and the data sources say; or the model has
+            no tensor to calibrate.
+    """
+    path = Path(model)
+    if path.is_dir():
+        prepared, plan, inputs, wanted = _from_artifact(path)
+        samples = samples or wanted
+        source = open_source(data, inputs, preprocess)
+        chosen = split_source(source, inputs, samples=samples, verify=None, labelled=False)
+    else:
+        from pipeline import export, prepare
+        from pipeline.config import PlacementConfig
+        from pipeline.data import batched, select
+        from pipeline.placement import make_plan
+
+        exported = export.run(model, profiles=profiles, folder=folder / "export", progress=progress)
+        source = open_source(data, exported.inputs, preprocess)
+        chosen = split_source(source, exported.inputs, samples=samples, verify=None, labelled=False)
+        few = frozenset(sorted(chosen.calibration)[: max(2, batch_size)])
+        feeds = [batch.feeds for batch in batched(select(source, few), batch_size, exported.inputs)]
+        result = prepare.run(exported.model_path, folder=folder / "prepare", sample_feeds=feeds[:1], progress=progress)
+        prepared, inputs = result.model_path, result.inputs
+        plan = make_plan(prepared, placement or PlacementConfig())
+    if not plan.tensors:
+        raise InputError(
+            f"{model} has no tensor to calibrate"
+            + (": it is quantised already" if plan.prequantized else ": no node of it is quantised"),
+            remedy="`quantize explain` says which nodes are quantised and why the others are not",
+        )
+    work = Work(
+        model=prepared,
+        tensors=plan.tensors,
+        source=source,
+        samples=tuple(sorted(chosen.calibration)),
+        inputs=inputs,
+        batch_size=batch_size,
+        on_nonfinite=on_nonfinite,
+        shard=shard,
+    )
+    return Opened(work, plan, _model_sha256(prepared))
+
+
+def _from_artifact(folder: Path) -> tuple[Path, PlacementPlan, tuple[TensorSpec, ...], int]:
+    from pipeline.placement import PlacementPlan
+
+    artifact = Artifact.open(folder)
+    path = artifact.path(PLACEMENT)
+    try:
+        content = json.loads(path.read_text())
+        plan = PlacementPlan.model_validate_json(
+            json.dumps({key: value for key, value in content.items() if key in PlacementPlan.model_fields})
+        )
+    except (ValueError, AttributeError, ValidationError) as error:
+        raise InputError(
+            f"{path} is damaged: {error}", remedy=f"`quantize verify {folder}` compares it with the manifest"
+        ) from error
+    manifest = artifact.manifest
+    return artifact.path(FP32_MODEL), plan, manifest.inputs, manifest.data.calibration_samples
+
+
+def _model_sha256(model: Path) -> str:
+    from pipeline.onnxfile import DATA
+
+    weights = model.with_name(DATA)
+    return sha256_json([sha256_file(path) for path in (model, weights) if path.is_file()])

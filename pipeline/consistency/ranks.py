@@ -1,0 +1,165 @@
+"""The check across devices: what every rank measures alone, what they hold together, and how far the two are apart."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pipeline.consistency.batches import statistics_by_batch
+from pipeline.consistency.compare import Comparison, Tolerance, compare
+from pipeline.consistency.context import QuantContext
+from pipeline.consistency.distributed import calibrate_share, check_agreement
+from pipeline.consistency.exchange import check_same
+from pipeline.consistency.scenarios import Scenario, fp16_scenario, of_comparison
+from pipeline.consistency.shares import rank_batches
+from pipeline.consistency.wire import digest_statistics
+from pipeline.core.progress import SILENT
+from pipeline.records import Record
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from calibrators import Calibrator
+    from calibrators.statistics import TensorStatistics
+    from pipeline.consistency.group import Group
+    from pipeline.consistency.opening import Opened
+    from pipeline.core.progress import Progress
+    from pipeline.placement import PlacementPlan
+
+__all__ = ["RanksReport", "check_ranks"]
+
+
+class RanksReport(Record):
+    """What rank 0 reports."""
+
+    ranks: tuple[str, ...]
+    """Every rank's process and device."""
+    backend: str
+    shard: str
+    batches: int
+    samples: int
+    seconds: float
+    """Wall time of this rank's batches and the merge, without what came before."""
+    statistics: str
+    """Digest of the merged statistics: that of one process over the same batches."""
+    digest: str
+    """Digest of the merged scales, calibrator and parameters."""
+    scenarios: tuple[Scenario, ...]
+    same_batch: Comparison | None
+    """The first batch, run by every rank; None for a single rank."""
+    merged: QuantContext
+
+    @property
+    def passed(self) -> bool:
+        return self.same_batch is None or self.same_batch.consistent
+
+
+def check_ranks(
+    group: Group, opened: Opened, calibrator: Calibrator, *, tolerance: Tolerance, progress: Progress = SILENT
+) -> RanksReport:
+    """Calibrate over all ranks, and compare what they hold.
+
+    The merged scales have to be the same bits in every rank: anything else is an error. The first batch is run by every
+    rank as well: devices of different kinds compute slightly different activations, and this drift is measured and
+    judged by ``tolerance``.
+
+    Raises:
+        CheckFailed, RunEnded, InputError: as :func:`check_agreement` and :func:`calibrate_share` say.
+    """
+    work, plan = opened.work, opened.plan
+    settings = {f"calibrator parameter {key}": f"{value!r}" for key, value in calibrator.params.items()}
+    check_agreement(group, work, model_sha256=opened.model_sha256, extra={"calibrator": calibrator.name, **settings})
+    same = _same_batch(group, opened, calibrator, tolerance) if group.size > 1 else None
+    start = time.perf_counter()
+    merged, own, figures = calibrate_share(group, work, progress=progress)
+    seconds = time.perf_counter() - start
+    context = _context(plan, merged, calibrator, "merged")
+    check_same(group, "merged scales", context.digest)
+    scenarios = []
+    if same is not None:
+        scenarios.append(of_comparison(f"{group.size} ranks, the same batch", same))
+    scenarios.append(
+        Scenario(
+            name=f"{group.size} ranks, exact merge" if group.size > 1 else "one device",
+            tensors=len(context.tensors),
+            within=len(context.tensors),
+            tolerance=Tolerance(atol=0.0),
+            identical=True,
+            worst=context.tensors[0].name,
+            largest=0.0,
+            source="none: every rank holds the same bits",
+        )
+    )
+    local = _gather_ranges(group, plan, own, calibrator)
+    if len(local) > 1:
+        contexts = [context, *local]
+        apart = compare(contexts, tolerance)
+        scenarios.append(of_comparison(f"{len(local)} ranks, each alone", apart, source="each rank saw other batches"))
+        averaged = fp16_scenario(_amax(local), tolerance=tolerance)
+        if averaged is not None:
+            scenarios.append(averaged)
+    return RanksReport(
+        ranks=tuple(f"{peer}: {peer.device}" for peer in group.peers),
+        backend=group.backend,
+        shard=work.shard,
+        batches=figures["batches"],
+        samples=figures["samples"],
+        seconds=seconds,
+        statistics=digest_statistics(merged),
+        digest=context.digest,
+        scenarios=tuple(scenarios),
+        same_batch=same,
+        merged=context,
+    )
+
+
+def _context(
+    plan: PlacementPlan, statistics: Mapping[str, TensorStatistics], calibrator: Calibrator, label: str
+) -> QuantContext:
+    from pipeline.quantize import activation_ranges
+
+    ranges, _ = activation_ranges(plan.activations, statistics, calibrator)
+    return QuantContext.of_amax(ranges, label=label, calibrator=calibrator.name, params=dict(calibrator.params))
+
+
+def _same_batch(group: Group, opened: Opened, calibrator: Calibrator, tolerance: Tolerance) -> Comparison:
+    """Every rank runs batch 0 on its device."""
+    work = opened.work
+    group.phase("running the first batch")
+    first = next(rank_batches(work.source, work.samples, work.batch_size, work.inputs, rank=0, size=1))
+    by_batch = statistics_by_batch(work.model, work.tensors, [first])
+    contexts = _gather_ranges(group, opened.plan, by_batch[first.index], calibrator)
+    return compare(contexts, tolerance)
+
+
+def _gather_ranges(
+    group: Group, plan: PlacementPlan, statistics: Mapping[str, TensorStatistics], calibrator: Calibrator
+) -> list[QuantContext]:
+    """Every rank's own scales, in every rank; a rank that had no batch has none and is left out."""
+    from pipeline.quantize import activation_ranges
+
+    names = [point.tensor for point in plan.activations]
+    values = np.zeros(len(names))
+    if any(statistics[name].elements for name in plan.tensors):
+        ranges, _ = activation_ranges(plan.activations, statistics, calibrator)
+        values[:] = [ranges[name] for name in names]
+    tables = [np.frombuffer(data, np.float64) for data in group.all_gather(values.tobytes())]
+    return [
+        QuantContext.of_amax(
+            dict(zip(names, table.tolist(), strict=True)),
+            label=f"rank {rank}",
+            calibrator=calibrator.name,
+            params=dict(calibrator.params),
+        )
+        for rank, table in enumerate(tables)
+        if table.any()
+    ]
+
+
+def _amax(contexts: Sequence[QuantContext]) -> dict[str, list[float]]:
+    return {
+        tensor.name: [context.tensors[number].scales[0] * 127.0 for context in contexts]
+        for number, tensor in enumerate(contexts[0].tensors)
+    }
