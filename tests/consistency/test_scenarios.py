@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pipeline.consistency.compare import Tolerance, compare
+from pipeline.consistency.scenarios import fp16_mean, fp16_scenario, of_comparison
+from tests.consistency.contexts import AMAX, context
+
+
+def test_a_line_from_a_comparison() -> None:
+    line = of_comparison("two", compare([context("a"), context("b", {**AMAX, "head": 120.0})]))
+    assert (line.tensors, line.within, line.rate, line.identical, line.worst) == (4, 3, 0.75, False, "head")
+    assert line.largest == pytest.approx(120 / 113.25 - 1, rel=1e-5)
+    same = of_comparison("same", compare([context("a"), context("b")]))
+    assert (same.rate, same.identical, same.largest, same.source) == (1.0, True, 0.0, "none: equal bit for bit")
+
+
+def test_fp16_addition_depends_on_the_order() -> None:
+    values = np.array([[2048.0], [1.0], [1.0], [1.0]])
+    assert float(fp16_mean(values, [0, 1, 2, 3])[0]) != float(fp16_mean(values, [1, 2, 3, 0])[0])
+
+
+def test_fp16_drifts_where_float64_does_not() -> None:
+    generator = np.random.default_rng(3)
+    amax = {f"t{i}": generator.uniform(1.0, 30.0, 8).tolist() for i in range(50)}
+    line = fp16_scenario(amax, tolerance=Tolerance(atol=0.0, rtol=1e-5))
+    assert line is not None
+    assert line.name == "8 ranks, mean of their ranges in FP16"
+    assert line.within < 25
+    assert 2**-13 < line.largest < 2**-8
+    assert "different results for 8 orders of the ranks" in line.source
+    assert not line.source.split("; ")[1].startswith("1 ")
+
+
+def test_ranges_that_fp16_cannot_hold() -> None:
+    line = fp16_scenario({"x": [1.0, 2.0], "big": [7e4, 7e4]}, tolerance=Tolerance())
+    assert line is not None
+    assert (line.tensors, line.within) == (2, 1)
+    assert line.source.endswith("1 tensors out of FP16's range")
+    assert fp16_scenario({"big": [7e4, 7e4]}, tolerance=Tolerance()) is None
