@@ -244,6 +244,11 @@ def _grid_sample(node: ir.Node, graph: ir.Graph) -> None:
     node.attributes["mode"] = ir.AttrString("mode", {"linear": "bilinear", "cubic": "bicubic"}.get(mode, mode))
 
 
+def _dft(node: ir.Node, graph: ir.Graph) -> None:
+    """20: the axis became an input, with another default."""
+    raise _Refused("its axis is an input")
+
+
 def _initializer(graph: ir.Graph, name: str, array: np.ndarray[Any, np.dtype[Any]]) -> ir.Value:
     import onnx_ir as ir
 
@@ -263,6 +268,7 @@ _RULES: dict[str, Rule] = {
         ),
         _reduce,
     ),
+    "DFT": _dft,
     "GridSample": _grid_sample,
     "Pad": _pad,
     "Resize": _resize,

@@ -82,7 +82,7 @@ def _upgraded(model: ir.Model, target: int) -> ir.Model:
     try:
         converted: ir.Model = ir.from_proto(onnx.version_converter.convert_version(ir.to_proto(model), target))
     except Exception as error:  # the converter raises RuntimeError, ValueError and its own ConvertError
-        raise CannotConvert(model.graph.opset_imports[""], target, [str(error).splitlines()[0]]) from error
+        raise CannotConvert(model.graph.opset_imports[""], target, [_plain(error)]) from error
     inputs = {value.name: value for value in converted.graph.inputs}
     for name, tensor in large.items():
         value = inputs[name]
@@ -91,7 +91,13 @@ def _upgraded(model: ir.Model, target: int) -> ir.Model:
             converted.graph.inputs.remove(value)
         converted.graph.register_initializer(value)
     _restore_softmax(converted, last_axis)
+    lift_constants(converted)
     return converted
+
+
+def _plain(error: Exception) -> str:
+    """The converter's own words, without the place in its C++ source."""
+    return str(error).splitlines()[0].rpartition("failed: ")[2]
 
 
 def _softmax_over_last_axis(model: ir.Model) -> dict[str, str]:

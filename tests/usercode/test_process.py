@@ -72,7 +72,7 @@ def test_users_own_pipeline_and_plugins_modules(tmp_path) -> None:
 def test_nothing_of_this_project_is_imported_in_the_child(tmp_path) -> None:
     body = (
         "def rows():\n"
-        f"  root = {str(Path(pipeline.__file__).parents[1])!r}\n"
+        f"  root = {str(Path(pipeline.__file__).parent)!r}\n"
         "  own = [name for name, m in sys.modules.items() if str(getattr(m, '__file__', '')).startswith(root)]\n"
         "  others = [n for n in own if not n.startswith('_quantize_usercode') and n != '__main__']\n"
         "  yield np.array([len(others)], 'f')\n"

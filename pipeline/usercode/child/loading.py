@@ -60,7 +60,8 @@ def load_object(directory: str, file: str | None, module: str | None, attribute:
 
 def is_library(file: str) -> bool:
     """Whether ``file`` belongs to Python or an installed package."""
-    folders = {os.path.realpath(path) + os.sep for path in sysconfig.get_paths().values()}
+    paths = sysconfig.get_paths()
+    folders = {os.path.realpath(paths[key]) + os.sep for key in ("stdlib", "platstdlib", "purelib", "platlib")}
     return os.path.realpath(file).startswith(tuple(folders))
 
 
