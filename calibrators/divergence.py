@@ -63,6 +63,8 @@ def _logarithms(values: Any, bits: Any, result: Any) -> None:
 def divergences(counts: Any, log2_levels: Any) -> Any:
     """KL(P||Q) for i = levels .. n bins kept, float64 (n - levels + 1,); +inf where Q is 0 and P is not.
 
+    Bin k belongs to level floor(k * levels / i).
+
     Args:
         counts: float64 (n,), non-negative, not all zero.
         log2_levels: the number of quantisation levels, a power of two and at most n, is 2**log2_levels.
@@ -89,7 +91,7 @@ def divergences(counts: Any, log2_levels: Any) -> Any:
             result[kept - levels] = np.inf
             continue
         for j in range(levels + 1):
-            edge = np.uintp((j * kept) >> log2_levels)
+            edge = np.uintp((j * kept + levels - 1) >> log2_levels)
             edge_mass[j] = mass[edge]
             edge_filled[j] = filled[edge]
         for j in range(levels):

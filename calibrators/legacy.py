@@ -73,6 +73,6 @@ class Legacy(Parameters):
         if self.cutoff < 1.0:
             counts = stats.bins.copy()
             counts[0] -= stats.zeros
-            tail = regression_cutoff(resampled(counts, stats.width, stats.amax, _BINS), self.cutoff)
+            tail = regression_cutoff(resampled(counts, stats.width, stats.amax, stats.amax, _BINS), self.cutoff)
             result = min(result, tail * stats.amax / _BINS)
         return result
