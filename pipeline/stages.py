@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import datetime, timezone
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pipeline import artifact as layout
 from pipeline import package
@@ -18,12 +18,11 @@ from pipeline.config import check_profiles
 from pipeline.core.errors import InputError
 from pipeline.core.files import sha256_file
 from pipeline.core.progress import SILENT, Progress
+from pipeline.records import StageResult
 from pipeline.runner import Finished, StageRunner
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-    import numpy as np
 
     from calibrators import Calibrator
     from pipeline.build import BuildResult
@@ -34,9 +33,12 @@ if TYPE_CHECKING:
     from pipeline.placement import PlacementPlan
     from pipeline.prepare import PrepareResult
     from pipeline.quantize import QuantizeResult
+    from pipeline.records import TensorSpec
     from pipeline.verify import VerifyResult
 
 __all__ = ["build"]
+
+R = TypeVar("R", bound=StageResult)
 
 _PREPARE_SAMPLES = 2
 _TOOLS = (
@@ -97,7 +99,9 @@ class _Build:
             quantized = self.quantize(prepared, plan, calibrated, calibrator)
             built = {target: self.compile(quantized, target) for target in targets}
             verified = self.verify(prepared, quantized, plan, source, split)
-            manifest = self.manifest(exported, calibrated, quantized, built, verified, source, split, calibrator)
+            manifest = self.manifest(
+                exported, prepared, calibrated, quantized, built, verified, source, split, calibrator
+            )
             done = package.run(
                 self.files(prepared, calibrated, quantized, built, verified),
                 manifest,
@@ -157,30 +161,38 @@ class _Build:
         )
 
     def data(self, exported: ExportResult) -> tuple[DataSource, Split]:
-        from pipeline.data import open_source, split
+        from pipeline.data import open_source, split_source
 
         config = self.config
         source = open_source(config.data, exported.inputs, config.preprocess)
-        return source, split(source.length, config.samples, config.verify_samples, labelled=config.labels is not None)
+        labelled = config.labels is not None
+        chosen = split_source(
+            source, exported.inputs, samples=config.samples, verify=config.verify_samples, labelled=labelled
+        )
+        for text in chosen.notes:
+            self.progress.warn(text)
+        return source, chosen
 
     def batches(
-        self, source: DataSource, wanted: Sequence[int] | frozenset[int], inputs: Any, *, limit: int | None = None
+        self, source: DataSource, numbers: frozenset[int], inputs: Sequence[TensorSpec], *, limit: int | None = None
     ) -> Iterator[Batch]:
-        from pipeline.data import batched
+        from pipeline.data import batched, select
 
-        chosen = frozenset(wanted)
-        stream = source.read(chosen.__contains__)
+        stream = select(source, numbers)
         return batched(islice(stream, limit) if limit else stream, self.config.batch_size, inputs)
 
     def prepare(self, exported: Finished[ExportResult], source: DataSource, split: Split) -> Finished[PrepareResult]:
         from pipeline import prepare
 
         def action(folder: Path) -> PrepareResult:
-            feeds: list[dict[str, np.ndarray]] = [
-                batch.feeds
-                for batch in self.batches(source, split.calibration, exported.result.inputs, limit=_PREPARE_SAMPLES)
-            ]
-            return prepare.run(exported.result.model_path, folder=folder, sample_feeds=feeds, progress=self.progress)
+            few = self.batches(source, split.calibration, exported.result.inputs, limit=_PREPARE_SAMPLES)
+            result = prepare.run(
+                exported.result.model_path,
+                folder=folder,
+                sample_feeds=[batch.feeds for batch in few],
+                progress=self.progress,
+            )
+            return _read_from(result, source)
 
         inputs = {
             "model": exported.files,
@@ -220,7 +232,7 @@ class _Build:
         }
 
         def action(folder: Path) -> CalibrationResult:
-            return calibrate.run(
+            result = calibrate.run(
                 prepared.result.model_path,
                 tensors,
                 self.batches(source, split.calibration, prepared.result.inputs),
@@ -230,6 +242,7 @@ class _Build:
                 total=len(split.calibration),
                 data_key=source.key(),
             )
+            return _read_from(result, source)
 
         return self.runner.run("calibrate", calibrate.CalibrationResult, inputs, action, resumes=True)
 
@@ -302,7 +315,7 @@ class _Build:
         labels = load_labels(self.config.labels, source) if self.config.labels else None
 
         def action(folder: Path) -> VerifyResult:
-            return verify.run(
+            result = verify.run(
                 prepared.result.model_path,
                 quantized.result.folder / layout.INT8_MODEL,
                 plan,
@@ -313,6 +326,7 @@ class _Build:
                 progress=self.progress,
                 total=len(split.verification),
             )
+            return _read_from(result, source)
 
         inputs = {
             "fp32": prepared.files,
@@ -349,6 +363,7 @@ class _Build:
     def manifest(
         self,
         exported: Finished[ExportResult],
+        prepared: Finished[PrepareResult],
         calibrated: Finished[CalibrationResult],
         quantized: Finished[QuantizeResult],
         built: dict[str, Finished[BuildResult]],
@@ -382,7 +397,14 @@ class _Build:
             profiles=tuple(str(profile) for profile in self.config.profiles),
             targets={target: target_record(stage.result) for target, stage in built.items()},
             verification=verified.result.model_dump(mode="json", exclude={"dependencies"}),
-            warnings=(*export.warnings, *calibration.warnings, *quantized.result.warnings),
+            warnings=(
+                *export.warnings,
+                *source.notes,
+                *split.notes,
+                *prepared.result.warnings,
+                *calibration.warnings,
+                *quantized.result.warnings,
+            ),
         )
 
 
@@ -393,6 +415,11 @@ def target_record(result: BuildResult) -> dict[str, Any]:
         return {"version": f"onnxruntime {result.onnxruntime}"}
     record = engine.model_dump(mode="json", exclude={"messages", "profiles"})
     return {**record, "version": engine.tensorrt, "built_on": engine.built_on}
+
+
+def _read_from(result: R, source: DataSource) -> R:
+    """The result with the files that a user's data callable opened as dependencies, so that an edit is noticed."""
+    return result.model_copy(update={"dependencies": (*result.dependencies, *source.dependencies)})
 
 
 def _own_version() -> str:

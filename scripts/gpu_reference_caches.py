@@ -4,7 +4,7 @@ Each calibrator runs in a child process that ends as soon as TensorRT hands over
 
     python scripts/gpu_reference_caches.py model.fp32.onnx images.npy OUT [--batch 8 --batch 32]
 
-``images.npy``: the calibration samples of the model's one input, float32, samples along the first axis.
+``images.npy``: uint8, samples along the first axis; the model's one input is (image - mean) / std in float32.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 ALGORITHMS = ("entropy2", "minmax", "legacy", "entropy")
+MEAN, STD = 127, 128  # EfficientNet-Lite
 LEGACY_QUANTILE, LEGACY_CUTOFF = 0.999, 0.5
 
 
@@ -76,7 +77,7 @@ def calibrate(model: Path, images_path: Path, algorithm: str, batch: int, path: 
     """Build far enough that TensorRT writes the calibration cache to ``path`` (the process then ends)."""
     import tensorrt as trt
 
-    images = np.load(images_path, mmap_mode="r")
+    images = (np.load(images_path).astype(np.float32) - np.float32(MEAN)) / np.float32(STD)
     images = images[: len(images) // batch * batch]
     logger = trt.Logger(trt.Logger.WARNING)
     builder = trt.Builder(logger)

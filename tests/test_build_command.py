@@ -1,0 +1,317 @@
+"""`quantize build` from end to end on a small trained-like network: artifact, cache, determinism, kills, bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+PROFILE = "x=1x3x16x16,4x3x16x16,8x3x16x16"
+MODEL = """
+import torch
+
+
+def net():
+    torch.manual_seed(0)
+    block = torch.nn.Sequential(torch.nn.Conv2d(16, 16, 3, padding=1), torch.nn.BatchNorm2d(16), torch.nn.ReLU())
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stem = torch.nn.Sequential(torch.nn.Conv2d(3, 16, 3, padding=1), torch.nn.ReLU())
+            self.block = block
+            self.head = torch.nn.Linear(16, 32)
+
+        def forward(self, x):
+            y = self.stem(x)
+            return self.head((y + self.block(y)).mean((2, 3)))
+
+    return Net()
+"""
+
+
+def quantize(*args: str | Path, timeout: float = 300, **options: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pipeline.cli", *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, **options)
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with net.py, its export net.onnx, data.npz (24 samples) and labels."""
+    folder = tmp_path_factory.mktemp("inputs")
+    (folder / "net.py").write_text(MODEL)
+    samples = np.random.default_rng(0).normal(size=(24, 3, 16, 16)).astype(np.float32)
+    np.savez(folder / "data.npz", x=samples)
+    code = (
+        f"import sys; sys.path.insert(0, {str(folder)!r})\n"
+        "import net, torch\n"
+        f"torch.onnx.export(net.net().eval(), torch.zeros(1, 3, 16, 16), {str(folder / 'net.onnx')!r},\n"
+        "    input_names=['x'],\n"
+        "    output_names=['y'], dynamic_axes={'x': {0: 'N'}, 'y': {0: 'N'}}, opset_version=17, dynamo=False)"
+    )
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, capture_output=True)
+    return folder
+
+
+def build_args(inputs: Path, out: Path, *more: str | Path, model: str = "net.onnx") -> list[str | Path]:
+    return [
+        "build", f"{inputs / model}", "--data", inputs / "data.npz", "--out", out, "--profile", PROFILE,
+        "--target", "onnx", "--samples", "16", *more,
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def built(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("built") / "net"
+    done = quantize(*build_args(inputs, out))
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+def test_the_artifact_is_complete(built: Path) -> None:
+    for name in (
+        "manifest.json", "model.fp32.onnx", "model.int8.onnx", "scales.json", "calibration.cache", "calibration.npz",
+        "samples.npz", "placement.json", "engines/onnx/build.json", "reports/errors.csv", "reports/errors.png", "reports/summary.md",
+    ):  # fmt: skip
+        assert (built / name).is_file(), name
+    manifest = json.loads((built / "manifest.json").read_text())
+    assert manifest["data"]["calibration_samples"] == 16
+    assert manifest["data"]["verification_samples"] == 8
+    assert manifest["data"]["held_aside"]
+    assert manifest["calibration"]["calibrator"] == "entropy"
+    assert manifest["verification"]["outputs"][0]["relative_l2_mean"] < 0.1
+    scales = json.loads((built / "scales.json").read_text())
+    assert scales["schema"] == 1
+    assert "x" in scales["tensors"]
+    assert set(scales["tensors"]["x"]) >= {"amax", "scale", "calibrator", "samples", "min", "max", "zeros"}
+    assert scales["weights"]
+    assert quantize("verify", built).returncode == 0
+
+
+def test_a_second_build_gives_the_same_bytes_and_runs_nothing(inputs: Path, built: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    done = quantize(*build_args(inputs, other, "--batch-size", "8", "--json"))
+    assert done.returncode == 0, done.stderr
+    for name in ("model.int8.onnx", "scales.json"):
+        assert (other / name).read_bytes() == (built / name).read_bytes(), name
+    again = quantize(*build_args(inputs, other, "--batch-size", "8"))
+    assert again.returncode == 0
+    for stage in ("export", "prepare", "calibrate", "quantize", "build-onnx", "verify"):
+        assert f"{stage}: unchanged" in again.stderr, stage
+
+
+def test_json_summary_and_quiet(inputs: Path, built: Path, tmp_path: Path) -> None:
+    shutil.copytree(built, tmp_path / "net")
+    done = quantize(*build_args(inputs, tmp_path / "net", "--json", "--quiet"))
+    assert done.returncode == 0
+    assert done.stderr == ""
+    assert json.loads(done.stdout)["calibration"]["calibrator"] == "entropy"
+
+
+def test_another_calibrator_takes_no_other_pass(inputs: Path, built: Path, tmp_path: Path) -> None:
+    out = tmp_path / "net"
+    shutil.copytree(built, out)
+    done = quantize(*build_args(inputs, out, "--calibrator", "percentile", "--percentile", "99.0"))
+    assert done.returncode == 0, done.stderr
+    assert "calibrate: unchanged" in done.stderr
+    assert json.loads((out / "manifest.json").read_text())["calibration"]["params"] == {"percentile": 99.0}
+    from_file = quantize(
+        *build_args(inputs, tmp_path / "mse", "--calibration", built / "calibration.npz", "--calibrator", "mse")
+    )
+    assert from_file.returncode == 0, from_file.stderr
+
+
+def test_a_configuration_file_and_flags_over_it(inputs: Path, tmp_path: Path) -> None:
+    config = tmp_path / "build.yaml"
+    config.write_text(
+        f"model: {inputs / 'net.onnx'}\ndata: {inputs / 'data.npz'}\nout: {tmp_path / 'net'}\nprofiles: ['{PROFILE}']\n"
+        "targets: [onnx]\nsamples: 16\ncalibrator: {name: percentile, params: {percentile: 99.9}}\n"
+    )
+    done = quantize("build", "-c", config, "--calibrator", "minmax", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["calibration"] == {
+        "calibrator": "minmax", "params": {}, "batches": 2, "skipped_batches": 0,
+        "tensors": json.loads(done.stdout)["calibration"]["tensors"],
+    }  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_pytorch_model_builds(inputs: Path, tmp_path: Path) -> None:
+    model = f"{inputs / 'net.py'}:net"
+    args = build_args(inputs, tmp_path / "net", "--input", "x:1x3x16x16:float32")
+    args[1] = model
+    done = quantize(*args, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["source"]["kind"] == "python"
+
+
+def test_a_damaged_file_is_found(built: Path, tmp_path: Path) -> None:
+    out = tmp_path / "net"
+    shutil.copytree(built, out, ignore=shutil.ignore_patterns(".work"))
+    data = bytearray((out / "model.int8.onnx").read_bytes())
+    data[-1] ^= 1
+    (out / "model.int8.onnx").write_bytes(data)
+    done = quantize("verify", out)
+    assert done.returncode == 1
+    assert "model.int8.onnx: SHA-256 is" in done.stderr
+
+
+def test_another_models_artifact_is_left_alone(inputs: Path, built: Path, tmp_path: Path) -> None:
+    import onnx
+
+    out = tmp_path / "net"
+    shutil.copytree(built, out)
+    before = (out / "manifest.json").read_bytes()
+    model = onnx.load(inputs / "net.onnx")
+    model.doc_string = "another"
+    onnx.save(model, tmp_path / "net.onnx")
+    args = build_args(inputs, out)
+    args[1] = tmp_path / "net.onnx"
+    done = quantize(*args)
+    assert done.returncode == 2
+    assert "of another model" in done.stderr
+    assert (out / "manifest.json").read_bytes() == before
+    assert quantize("verify", out).returncode == 0
+    assert quantize(*args, "--force").returncode == 0
+
+
+def test_kill_at_random_moments_then_finish(inputs: Path, built: Path, tmp_path: Path) -> None:
+    """Killed builds never leave anything that passes for finished, and the last one ends with the same bytes."""
+    out = tmp_path / "net"
+    chance = random.Random(7)
+    command = [sys.executable, "-m", "pipeline.cli", *map(str, build_args(inputs, out, "--quiet"))]
+    for _ in range(5):
+        child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+        time.sleep(chance.uniform(0.3, 4.0))
+        if child.poll() is None:
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+        if (out / "manifest.json").exists():
+            assert quantize("verify", out).returncode == 0
+    done = quantize(*build_args(inputs, out))
+    assert done.returncode == 0, done.stderr
+    assert quantize("verify", out).returncode == 0
+    for name in ("model.int8.onnx", "scales.json"):
+        assert (out / name).read_bytes() == (built / name).read_bytes(), name
+
+
+def _bad_data(folder: Path, **arrays: np.ndarray[Any, Any]) -> Path:
+    np.savez(folder / "bad.npz", **arrays)
+    return folder / "bad.npz"
+
+
+GOOD = np.zeros((8, 3, 16, 16), np.float32)
+
+
+def _with_nan() -> np.ndarray[Any, Any]:
+    array = GOOD.copy()
+    array[5, 1, 2, 3] = np.nan
+    return array
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        ({"y": GOOD}, ["'x'", "y"]),
+        ({"x": GOOD[:, :2]}, ["x", "3"]),
+        ({"x": GOOD.astype("U1")}, ["x"]),
+        ({"x": _with_nan()}, ["x", "5", "NaN"]),
+        ({"x": GOOD[:0]}, ["no"]),
+    ],
+    ids=["name", "shape", "dtype", "nan", "empty"],
+)
+def test_bad_data_is_refused(
+    inputs: Path, tmp_path: Path, arrays: dict[str, np.ndarray[Any, Any]], words: list[str]
+) -> None:
+    done = quantize(*build_args(inputs, tmp_path / "net"), "--data", _bad_data(tmp_path, **arrays))
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    for word in words:
+        assert word in done.stderr
+    assert not (tmp_path / "net" / "manifest.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--profile", "x=8x3x16x16,4x3x16x16,8x3x16x16"], ["min 8", "opt 4"]),
+        (["--profile", "x=1x3x16x16,4x3x20x16,8x3x20x16"], ["dimension 2", "'x'", "16"]),
+        (["--profile", "z=1x3x16x16"], ["'z'", "'x'"]),
+        (["--calibrator", "entrpy"], ["entropy"]),
+        (["--exclude", "no-such-node"], ["no-such-node"]),
+        (["--labels", "nowhere.csv"], ["nowhere.csv"]),
+        (["--data", "nowhere"], ["nowhere"]),
+        (["--opset", "3"], ["opset"]),
+    ],
+)
+def test_bad_options_are_refused(inputs: Path, tmp_path: Path, more: list[str], words: list[str]) -> None:
+    args = build_args(inputs, tmp_path / "net")
+    if more[0] == "--profile":
+        at = args.index("--profile")
+        del args[at : at + 2]
+    done = quantize(*args, *more)
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    for word in words:
+        assert word in done.stderr, done.stderr
+
+
+def test_a_dynamic_input_without_profile_is_refused(inputs: Path, tmp_path: Path) -> None:
+    args = build_args(inputs, tmp_path / "net")
+    at = args.index("--profile")
+    del args[at : at + 2]
+    done = quantize(*args)
+    assert done.returncode == 2
+    assert "input 'x' is dynamic" in done.stderr
+
+
+@pytest.mark.parametrize("damage", ["truncated", "garbage", "empty", "missing"])
+def test_unreadable_models_are_refused(inputs: Path, tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "net.onnx"
+    data = (inputs / "net.onnx").read_bytes()
+    if damage != "missing":
+        path.write_bytes({"truncated": data[: len(data) // 2], "garbage": b"\x07garbage" * 50, "empty": b""}[damage])
+    args = build_args(inputs, tmp_path / "out")
+    args[1] = path
+    done = quantize(*args)
+    assert done.returncode == 2, done.stderr
+    assert "net.onnx" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_unwritable_folder_is_refused(inputs: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = quantize(*build_args(inputs, tmp_path / "file" / "net"))
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+
+
+def test_a_full_disk_is_explained_and_the_next_run_finishes(inputs: Path, built: Path, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=96k", "tmpfs", disk], capture_output=True, check=False
+    ).returncode:
+        pytest.skip("needs the right to mount a tmpfs")
+    try:
+        done = quantize(*build_args(inputs, disk / "net"))
+        assert done.returncode == 2, done.stderr
+        assert "no space left" in done.stderr
+        assert "Traceback" not in done.stderr
+        assert not (disk / "net" / "manifest.json").exists()
+        subprocess.run(["mount", "-o", "remount,size=64m", disk], check=True)
+        done = quantize(*build_args(inputs, disk / "net"))
+        assert done.returncode == 0, done.stderr
+        assert (disk / "net" / "model.int8.onnx").read_bytes() == (built / "model.int8.onnx").read_bytes()
+    finally:
+        subprocess.run(["umount", "-l", disk], check=False)
