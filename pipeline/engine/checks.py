@@ -90,7 +90,7 @@ def check_model(path: Path, model: Model, api: Api) -> tuple[Message, ...]:
     if problems:
         more = f"\n  and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
         raise InputError(
-            f"{path}: {len(problems)} quantisation nodes that {api.title} would read wrongly:\n  "
+            f"{path}: {api.title} would read these quantisation nodes wrongly ({len(problems)}):\n  "
             + "\n  ".join(problems[:_SHOWN])
             + more,
             remedy="quantise symmetrically: explicit int8 zero points of 0, constant positive scales, an explicit axis",

@@ -150,7 +150,7 @@ class Build:
             lines += self._more_unsupported(parser, model, lines[0])
         joined = "\n  ".join(lines) if lines else worst_words(self.messages) or "no reason given"
         title = (
-            f"{self.api.title} cannot import {len(lines)} nodes of {self.path}"
+            f"{self.api.title} cannot import {len(lines)} {'node' if len(lines) == 1 else 'nodes'} of {self.path}"
             if unsupported
             else f"{self.api.title} cannot import {self.path}"
         )

@@ -35,6 +35,7 @@ _DTYPES = {
     "e8m0": "e8m0",
 }
 _DTYPE_WORD = re.compile(r"\b(" + "|".join(sorted(_DTYPES, key=len, reverse=True)) + r")\b", re.IGNORECASE)
+_ONNX_NODE = re.compile(r"\[ONNX Layer: ([^\]]+)\]")
 _CONVOLUTIONS = ("convolution", "deconvolution")
 _FLOATS = ("float32", "float16", "bfloat16")
 
@@ -81,6 +82,14 @@ class EngineLayer(Record):
     def computes_int8(self) -> bool:
         """Its data input is int8: with explicit Q/DQ that is what selects the integer kernel."""
         return bool(self.inputs) and self.inputs[0].dtype == "int8"
+
+    @property
+    def fused(self) -> tuple[str, ...]:
+        """The ONNX nodes in it, from TensorRT's metadata where that has them, else from its name."""
+        found = _ONNX_NODE.findall(self.metadata)
+        if found:
+            return tuple(dict.fromkeys(found))
+        return tuple(part.strip() for part in self.name.split(" + ") if part.strip())
 
     @property
     def computes_float(self) -> bool:

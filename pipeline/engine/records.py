@@ -50,7 +50,7 @@ class BuildOptions(Record):
     """The part that stays float may use FP16 kernels (weakly typed networks: TensorRT <= 10). From TensorRT 11 on, and
     with RTX, the types are in the graph (``placement.precision: fp16``)."""
     half_inputs: bool = False
-    """The engine takes its float32 inputs as float16: half the bytes to copy (weakly typed networks: TensorRT <= 10)."""
+    """The engine takes its float32 inputs as float16: half the bytes to copy (weakly typed: TensorRT <= 10)."""
     calibration_cache: Path | None = None
     """Implicit INT8 (TensorRT <= 10): scales from this file instead of Q/DQ nodes in the graph."""
     workspace_bytes: int | None = Field(default=None, ge=0)

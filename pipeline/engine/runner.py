@@ -199,7 +199,7 @@ class Runner:
         Raises:
             InputError: an input is unknown or missing, or no profile allows the shapes.
         """
-        request = self._request(shapes)
+        request = self.open_request(shapes)
         try:
             yield request
         finally:
@@ -216,7 +216,7 @@ class Runner:
             InputError: a name, dtype or shape that the engine does not take; input and expectation are named.
         """
         arrays = self.check(feeds)
-        request = self._request({name: values.shape for name, values in arrays.items()})
+        request = self.open_request({name: values.shape for name, values in arrays.items()})
         try:
             for name, values in arrays.items():
                 np.copyto(request.inputs[name], values)
@@ -299,7 +299,8 @@ class Runner:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _request(self, shapes: Mapping[str, Shape]) -> Request:
+    def open_request(self, shapes: Mapping[str, Shape]) -> Request:
+        """As :meth:`request`, for code that calls :meth:`Request.release` itself."""
         slot = self._take()
         try:
             with self.device.active():

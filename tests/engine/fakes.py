@@ -1,7 +1,7 @@
 """A card and a TensorRT made of host memory, so that the runner's own logic is tested where there is no GPU.
 
-``FakeDriver`` stands in for ``pycuda.driver`` and counts what is alive; ``fake_tensorrt`` runs "engines" whose plan is a
-line of JSON. What the real ones do is tested on a GPU (``test_gpu_*.py``).
+``FakeDriver`` stands in for ``pycuda.driver`` and counts what is alive; ``fake_tensorrt`` runs "engines" whose plan is
+a line of JSON. What the real ones do is tested on a GPU (``test_gpu_*.py``).
 """
 
 from __future__ import annotations

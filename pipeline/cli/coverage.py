@@ -1,0 +1,63 @@
+"""`quantize coverage`: do the profiles fit the requests?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from pipeline.cli.common import console, output_options, print_json, user_errors
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from pipeline.engine.coverage import Coverage
+
+
+@click.command()
+@click.argument("artifact", type=click.Path(path_type=Path))
+@click.argument("requests", type=click.Path(path_type=Path))
+@click.option("--profiles", "count", type=click.IntRange(1), help="Profiles to suggest [as many as there are].")
+@output_options
+@user_errors
+def command(artifact: Path, requests: Path, count: int | None, as_json: bool, quiet: bool, verbose: bool) -> None:
+    """Say which share of REQUESTS each profile of ARTIFACT covers, and which profiles would fit better.
+
+    REQUESTS is a CSV file with a column of shapes (8x3x224x224) for each input, and an optional column count.
+    """
+    from pipeline.artifact import Artifact
+    from pipeline.config import Profile
+    from pipeline.engine.coverage import coverage, read_requests, suggest
+
+    manifest = Artifact.open(artifact).manifest
+    found = read_requests(requests, [spec.name for spec in manifest.inputs])
+    profiles = tuple(Profile.parse(text) for text in manifest.profiles)
+    now = coverage(profiles, found)
+    better = suggest(found, count or max(1, len(profiles)))
+    then = coverage(better, found)
+    if as_json:
+        print_json({"now": now.model_dump(mode="json"), "suggested": then.model_dump(mode="json")})
+        return
+    out = console()
+    out.print(_table("profiles of the artifact", now))
+    for shapes, number in now.uncovered[:10]:
+        out.print(f"no profile allows {shapes} ({number} requests)", markup=False)
+    if then.covered > now.covered or then.mean_distance < now.mean_distance:
+        out.print(_table("profiles that would fit better", then))
+        out.print(" ".join(f'--profile "{profile}"' for profile in better), markup=False, soft_wrap=True)
+    else:
+        out.print("no other profiles of that number fit these requests better")
+
+
+def _table(title: str, found: Coverage) -> Table:
+    from rich.table import Table
+
+    caption = f"{100 * found.covered:.1f} % of {found.requests} requests covered, distance {found.mean_distance:.2f}"
+    table = Table(title=title, caption=caption, title_justify="left", caption_justify="left")
+    table.add_column("profile", overflow="fold")
+    for column in ("requests", "share", "distance"):
+        table.add_column(column, justify="right")
+    for use in found.uses:
+        table.add_row(use.profile, str(use.requests), f"{100 * use.share:.1f} %", f"{use.mean_distance:.2f}")
+    return table

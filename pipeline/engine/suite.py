@@ -1,0 +1,305 @@
+"""`quantize bench` without the command line: artifacts' engines against baselines, over batches and input sets."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import deque
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from pipeline.artifact import CALIBRATION_CACHE, FP32_MODEL, SAMPLES, Artifact
+from pipeline.config import Profile
+from pipeline.core.errors import InputError
+from pipeline.core.files import sha256_json, write_text
+from pipeline.core.progress import SILENT
+from pipeline.engine.bench import (
+    Candidate,
+    Measurement,
+    Overlap,
+    compare,
+    edge_shapes,
+    fill,
+    measure_compute,
+    measure_overlap,
+    shapes_for_batch,
+)
+from pipeline.engine.builder import build_engine
+from pipeline.engine.compat import load_api
+from pipeline.engine.device import describe_device
+from pipeline.engine.loading import artifact_engine
+from pipeline.engine.records import BUILD_FILE, PLAN_FILE, BuildOptions, DeviceInfo, EngineRecord
+from pipeline.engine.runner import Runner
+from pipeline.engine.timing_cache import default_folder
+from pipeline.records import Record
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pipeline.core.progress import Progress
+    from pipeline.engine.profiles import Shape
+    from pipeline.engine.runner import Request
+
+__all__ = ["BASELINES", "SETS", "EngineUse", "Load", "SuiteResult", "Verdict", "baseline_engine", "run_suite"]
+
+BASELINES = ("fp32", "fp16", "implicit")
+SETS = ("warm", "load", "edge")
+_LOAD_SECONDS = 1.0
+
+
+class EngineUse(Record):
+    """One engine of the comparison."""
+
+    name: str
+    plan_bytes: int
+    device_bytes: int
+    """Memory of the card that loading took."""
+    build_seconds: float
+
+
+class Verdict(Record):
+    """Two engines at one shape, the first one against the second."""
+
+    batch: int
+    cuda_graph: bool
+    first: str
+    second: str
+    verdict: Literal["faster", "slower", "within noise"]
+    ratio: float | None
+    """Throughput of the first over that of the second; None inside the noise: nothing is claimed."""
+
+
+class Load(Record):
+    """Requests of changing batch sizes, as many on the card as allowed."""
+
+    name: str
+    batches: tuple[int, ...]
+    in_flight: int
+    throughput: float
+    """Samples per second, copies included."""
+    latency_p50_ms: float
+    latency_p90_ms: float
+    latency_p99_ms: float
+
+
+class SuiteResult(Record):
+    device: DeviceInfo
+    tensorrt: str
+    engines: tuple[EngineUse, ...]
+    warm: tuple[Measurement, ...] = ()
+    edge: tuple[Measurement, ...] = ()
+    load: tuple[Load, ...] = ()
+    overlap: tuple[Overlap, ...] = ()
+    verdicts: tuple[Verdict, ...] = ()
+
+
+def run_suite(
+    artifacts: Sequence[Path],
+    *,
+    batches: Sequence[int],
+    against: Sequence[str] = (),
+    sets: Sequence[str] = ("warm",),
+    target: str = "tensorrt",
+    rounds: int = 5,
+    in_flight: int = 3,
+    cache: Path | None = None,
+    progress: Progress = SILENT,
+) -> SuiteResult:
+    """Measure each artifact's engine, with and without CUDA graphs, and its FP32 model's baselines beside it.
+
+    Args:
+        against: ``fp32``, ``fp16``, ``implicit``: built from the artifact's own FP32 model, and kept in ``cache``.
+        sets: ``warm``: one batch size after another; ``load``: changing sizes, several requests at a time; ``edge``:
+            smallest and largest shapes of each profile.
+        cache: folder for the baselines' engines; None: beside the timing caches.
+
+    Raises:
+        InputError: an artifact without an engine for ``target``, an unknown baseline or set, a batch no profile allows.
+        ToolError: no card, or TensorRT fails.
+    """
+    for text, known in ((against, BASELINES), (sets, SETS)):
+        for word in text:
+            if word not in known:
+                raise InputError(f"{word!r} is unknown here; known: {', '.join(known)}")
+    device, api = describe_device(), load_api(target)
+    opened = [Artifact.open(folder) for folder in artifacts]
+    engines = [
+        (name, *found) for artifact in opened for name, found in _engines(artifact, target, against, cache, progress)
+    ]
+    samples = _samples(opened[0])
+    with ExitStack() as stack:
+        candidates, uses = [], []
+        for name, plan, record in engines:
+            for graph in (False, True):
+                runner = stack.enter_context(
+                    Runner(plan, target=target, record=record, cuda_graphs=graph, in_flight=in_flight)
+                )
+                candidates.append(Candidate(name, runner, graph))
+            uses.append(
+                EngineUse(
+                    name=name,
+                    plan_bytes=record.plan_bytes,
+                    device_bytes=runner.device_bytes,
+                    build_seconds=record.build_seconds,
+                )
+            )
+        if device is None:  # the runners have refused before
+            raise InputError("no card")
+        warm, edge, load, overlap = [], [], [], []
+        profiles = candidates[0].runner.profiles
+        with progress.task("measuring", total=None, unit="shapes") as task:
+            for batch in batches if "warm" in sets else ():
+                warm += measure_compute(candidates, shapes_for_batch(profiles, batch), rounds=rounds, samples=samples)
+                task.advance()
+            for shapes in edge_shapes(profiles) if "edge" in sets else ():
+                edge += measure_compute(candidates, shapes, rounds=rounds, samples=samples)
+                task.advance()
+            for candidate in candidates if "load" in sets else ():
+                mix = [shapes_for_batch(profiles, batch) for batch in batches]
+                load.append(measure_load(candidate, mix, in_flight=in_flight))
+                largest = max(batches)
+                overlap.append(
+                    measure_overlap(
+                        candidate, shapes_for_batch(profiles, largest), in_flight=in_flight, samples=samples
+                    )
+                )
+                task.advance()
+    return SuiteResult(
+        device=device,
+        tensorrt=api.version,
+        engines=tuple(uses),
+        warm=tuple(warm),
+        edge=tuple(edge),
+        load=tuple(load),
+        overlap=tuple(overlap),
+        verdicts=verdicts(warm, reference=engines[0][0]),
+    )
+
+
+def _engines(
+    artifact: Artifact, target: str, against: Sequence[str], cache: Path | None, progress: Progress
+) -> list[tuple[str, tuple[Path, EngineRecord]]]:
+    name = artifact.manifest.name
+    found = [(f"{name} int8", artifact_engine(artifact, target))]
+    profiles = found[0][1][1].profiles
+    for kind in against:
+        found.append((f"{name} {kind}", baseline_engine(artifact, kind, target, profiles, cache, progress)))
+    return found
+
+
+def baseline_engine(
+    artifact: Artifact,
+    kind: str,
+    target: str,
+    profiles: Sequence[Profile],
+    cache: Path | None = None,
+    progress: Progress = SILENT,
+) -> tuple[Path, EngineRecord]:
+    """An engine of the artifact's FP32 model in another precision, from ``cache`` where it was built before."""
+    model = artifact.path(FP32_MODEL)
+    options = BuildOptions(
+        fp16=kind in ("fp16", "implicit"),
+        calibration_cache=artifact.path(CALIBRATION_CACHE) if kind == "implicit" else None,
+    )
+    device = describe_device()
+    key = sha256_json(
+        {
+            "model": artifact.manifest.files[FP32_MODEL].sha256,
+            "scales": artifact.manifest.files[CALIBRATION_CACHE].sha256 if kind == "implicit" else "",
+            "kind": kind,
+            "target": target,
+            "profiles": [str(profile) for profile in profiles],
+            "tensorrt": load_api(target).version,
+            "device": device.model_dump() if device else None,
+        }
+    )[:16]
+    folder = (cache or default_folder().with_name("engines")) / f"{kind}-{key}"
+    plan, path = folder / PLAN_FILE, folder / BUILD_FILE
+    if plan.exists() and path.exists():
+        return plan, EngineRecord.model_validate_json(path.read_bytes())
+    with progress.task(f"building the {kind} engine to compare with", total=None, unit="steps"):
+        record = build_engine(
+            model, target=target, profiles=profiles, plan_path=plan, options=options, progress=progress
+        )
+    write_text(path, record.model_dump_json(indent=2) + "\n")
+    return plan, record
+
+
+def _samples(artifact: Artifact) -> dict[str, np.ndarray]:
+    with np.load(artifact.path(SAMPLES), allow_pickle=False) as stored:
+        return {name.removeprefix("inputs/"): stored[name] for name in stored.files if name.startswith("inputs/")}
+
+
+def verdicts(found: Sequence[Measurement], *, reference: str) -> tuple[Verdict, ...]:
+    """``reference`` against every other engine, at each batch, with and without graph."""
+    made = []
+    for one in found:
+        if one.name != reference:
+            continue
+        for other in found:
+            if other.name == reference or (other.batch, other.cuda_graph) != (one.batch, one.cuda_graph):
+                continue
+            verdict = compare(one, other)
+            made.append(
+                Verdict(
+                    batch=one.batch,
+                    cuda_graph=one.cuda_graph,
+                    first=one.name,
+                    second=other.name,
+                    verdict=verdict,
+                    ratio=None if verdict == "within noise" else one.throughput / other.throughput,
+                )
+            )
+    return tuple(made)
+
+
+def measure_load(
+    candidate: Candidate,
+    mix: Sequence[Mapping[str, Shape]],
+    *,
+    in_flight: int,
+    seconds: float = _LOAD_SECONDS,
+    seed: int = 0,
+) -> Load:
+    """Requests of the shapes in ``mix`` in random order, ``in_flight`` of them on the card at a time."""
+    generator, runner = random.Random(seed), candidate.runner
+    for shapes in mix:  # nothing is allocated or captured while the clock runs
+        opened = [runner.open_request(shapes) for _ in range(in_flight)]
+        for request in opened:
+            fill(request, None)
+            request.submit()
+            request.wait()
+        for request in opened:
+            request.release()
+    waiting: deque[tuple[float, int, Request]] = deque()
+    latencies: list[float] = []
+    done = 0
+    start = time.perf_counter()
+    while time.perf_counter() - start < seconds or waiting:
+        ending = time.perf_counter() - start >= seconds
+        if waiting and (ending or len(waiting) == in_flight):
+            began, batch, request = waiting.popleft()
+            request.wait()
+            request.release()
+            latencies.append(1000 * (time.perf_counter() - began))
+            done += batch
+        if not ending:
+            shapes = generator.choice(mix)
+            began = time.perf_counter()
+            request = runner.open_request(shapes)
+            request.submit()
+            waiting.append((began, next(iter(shapes.values()))[0], request))
+    passed = time.perf_counter() - start
+    p50, p90, p99 = (float(np.percentile(latencies, q)) for q in (50, 90, 99))
+    return Load(
+        name=candidate.name + (" with CUDA graph" if candidate.cuda_graph else ""),
+        batches=tuple(next(iter(shapes.values()))[0] for shapes in mix),
+        in_flight=in_flight,
+        throughput=done / passed,
+        latency_p50_ms=p50,
+        latency_p90_ms=p90,
+        latency_p99_ms=p99,
+    )
