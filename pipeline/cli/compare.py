@@ -1,0 +1,156 @@
+"""`quantize compare`: parse, make the configuration, call `pipeline.compare.experiment`, print."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pipeline.cli.common import console, make_progress, output_options, print_json, user_errors
+
+if TYPE_CHECKING:
+    from pipeline.compare.config import CompareConfig
+    from pipeline.compare.records import Outcome
+
+_PLACEMENT = ("include", "exclude", "rules_off", "precision")
+
+
+def _numbers(kind: type[int] | type[float]) -> Any:
+    """A click callback that turns ``0,0.05,0.1`` into numbers."""
+
+    def convert(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[float, ...] | None:
+        if value is None:
+            return None
+        try:
+            return tuple(kind(part) for part in value.split(",") if part.strip())
+        except ValueError:
+            raise click.BadParameter(f"{value!r} is not a list of numbers such as 8,16", ctx, param) from None
+
+    return convert
+
+
+def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...] | None:
+    return None if value is None else tuple(part.strip() for part in value.split(",") if part.strip())
+
+
+@click.command()
+@click.argument("model", required=False)
+@click.option("-c", "--config", type=click.Path(path_type=Path), help="YAML file with any of these options.")
+@click.option("--data", help="Folder of images, .npy, .npz, or file.py:callable yielding arrays.")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder for the reports and the kept measurements.")
+@click.option("--labels", type=click.Path(path_type=Path), help="CSV with file,class_index or index,class_index.")
+@click.option("--metric", help="file.py:callable(outputs, samples, labels): one number per sample, higher is better.")
+@click.option("--calibrators", help="all, or names with parameters: minmax,percentile(99.9),ema(alpha=0.95) [all].")
+@click.option("--target", type=click.Choice(["onnx", "tensorrt"]), help="What computes the INT8 graphs [onnx].")
+@click.option("--shift-sigma", callback=_numbers(float), help="Noise on activation outputs, such as 0,0.05,0.1.")
+@click.option("--shift-absolute", is_flag=True, default=None, help="The noise is not relative to each tensor's spread.")
+@click.option("--shift-draws", type=int, help="Drawings of the noise per strength [2].")
+@click.option("--shift-images", callback=_names, help="Of brightness,contrast,blur,jpeg,noise; three grades each.")
+@click.option("--calibration-size", "calibration_sizes", callback=_numbers(int), help="Also with so few: 8,16,32.")
+@click.option("--calibration-subsets", type=int, help="Different choices of samples for each size [5].")
+@click.option("--seed", type=int, help="Of noise, subsets and bootstrap [0].")
+@click.option("--workers", type=int, help="Evaluations at a time [one per core].")
+@click.option("--address", help="A running Ray cluster to spread the evaluations over.")
+@click.option("--input", "inputs", multiple=True, metavar="NAME:SHAPE:DTYPE", help="Example input (repeatable).")
+@click.option("--profile", "profiles", multiple=True, metavar="NAME=MIN,OPT,MAX", help="For --build (repeatable).")
+@click.option("--opset", type=int, help="ONNX opset of the export [17].")
+@click.option("--samples", type=int, help="Samples to calibrate on [128]; others are held aside to compare on.")
+@click.option("--verify-samples", type=int, help="Held-aside samples to compare on [64, or all that are labelled].")
+@click.option("--batch-size", type=int, help="Samples per batch [8]; what ema calibrators see as one step.")
+@click.option("--preprocess", help="Images: preset or key=value;... (resize, crop, mean, std, channels, layout).")
+@click.option("--on-nonfinite", type=click.Choice(["error", "skip"]), help="A NaN or Inf in an activation [error].")
+@click.option("--include", multiple=True, help="Quantise these nodes although a rule says no (repeatable).")
+@click.option("--exclude", multiple=True, help="Keep these nodes float (repeatable).")
+@click.option("--rule-off", "rules_off", multiple=True, help="Switch off a placement rule (repeatable).")
+@click.option("--precision", type=click.Choice(["fp32", "fp16"]), help="Type of the part that stays float [fp32].")
+@click.option("--build", "build_artifact", is_flag=True, help="Build the recommended artifact into OUT/artifact.")
+@click.option("--fresh", is_flag=True, help="Measure everything again, take nothing from an earlier experiment.")
+@output_options
+@user_errors
+def command(as_json: bool, quiet: bool, verbose: bool, build_artifact: bool, fresh: bool, **flags: Any) -> None:
+    """Compare calibrators for MODEL on held-aside data, also when activations or images shift, and recommend one."""
+    from pipeline.compare.config import CompareConfig
+    from pipeline.compare.experiment import run_experiment
+    from pipeline.config import load_config, validated
+
+    values = load_config(flags["config"]) if flags["config"] else {}
+    origin = str(flags["config"]) if flags["config"] else "options"
+    config = validated(CompareConfig, _merged(values, flags), origin=origin)
+    progress = make_progress(quiet=quiet, verbose=verbose)
+    outcome = run_experiment(config, fresh=fresh, command=_command_line(), progress=progress)
+    artifact = None
+    if build_artifact:
+        from pipeline.compare.follow_up import build_recommended
+
+        artifact = build_recommended(config, outcome, progress=progress)
+    if as_json:
+        print_json({**outcome.document, "artifact": None if artifact is None else str(artifact.folder)})
+    elif not quiet:
+        print_outcome(outcome, config)
+
+
+def _merged(values: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
+    """The file's values with the given flags laid over them."""
+    from pipeline.core.errors import InputError
+
+    merged = dict(values)
+    given = {key: value for key, value in flags.items() if key != "config" and value not in (None, ())}
+    if isinstance(merged.get("calibrator"), str):
+        merged["calibrator"] = {"name": merged["calibrator"]}
+    if placement := {key: given.pop(key) for key in _PLACEMENT if key in given}:
+        merged["placement"] = {**(merged.get("placement") or {}), **placement}
+    merged.update(given)
+    for key, flag in (("model", "MODEL"), ("data", "--data"), ("out", "--out")):
+        if not merged.get(key):
+            raise InputError(f"{flag} is missing", remedy="give it on the command line or as a key of the file (-c)")
+    return merged
+
+
+def _command_line() -> str:
+    """As typed, for the record."""
+    return shlex.join(["quantize", *sys.argv[1:]]) if re.search(r"quantize|cli", sys.argv[0]) else ""
+
+
+def print_outcome(outcome: Outcome, config: CompareConfig) -> None:
+    """The clean figures, the drops under noise and the recommendation."""
+    from rich.table import Table
+
+    score, advice = outcome.score, outcome.recommendation
+    comparisons = {item.calibrator: item for item in advice.comparisons}
+    table = Table(title=f"{outcome.samples} held-aside samples", title_justify="left")
+    for column in ("calibrator", score.name, "95 % interval", "against the best", "SQNR, dB", "clipped"):
+        table.add_column(column, justify="left" if column in ("calibrator", "against the best") else "right")
+    for row in outcome.table:
+        if row["shift"] != "none" or row["calibration_subset"] is not None:
+            continue
+        value = row[score.figure]
+        item = comparisons.get(row["calibrator"])
+        verdict = "best" if row["calibrator"] == advice.best else "-"
+        if item is not None:
+            verdict = "same graph" if item.same_graph else f"{score.text_of_difference(item.difference)} worse"
+            verdict += "" if item.told_apart or item.same_graph else " (cannot be told apart)"
+        table.add_row(
+            row["calibrator"],
+            "-" if value is None else score.text(value if score.figure != "relative_l2" else -value),
+            "-"
+            if value is None
+            else f"{_plain(row[f'{score.figure}_low'], score.percent)} to "
+            f"{_plain(row[f'{score.figure}_high'], score.percent)}",
+            verdict,
+            "-" if row["sqnr_db"] is None else f"{row['sqnr_db']:.1f}",
+            "-" if row["clipping_share"] is None else f"{100 * row['clipping_share']:.4f} %",
+        )
+    out = console()
+    out.print(table)
+    out.print(f"take {advice.calibrator}", style="bold", markup=False)
+    for reason in advice.reasons:
+        out.print(f"  {reason}", markup=False)
+    out.print(f"report: {outcome.folder / 'compare.html'}", markup=False)
+
+
+def _plain(value: float, percent: bool) -> str:
+    return f"{100 * value:.2f}" if percent else f"{value:.4g}"

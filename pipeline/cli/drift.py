@@ -1,0 +1,116 @@
+"""`quantize drift`: has recent data moved away from the calibrated ranges?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from pipeline.cli.common import console, make_progress, output_options, print_json, user_errors
+
+if TYPE_CHECKING:
+    from pipeline.compare.drift import DriftReport
+    from pipeline.config import Preprocess
+
+_SHOWN = 10
+
+
+@click.command()
+@click.argument("artifact", type=click.Path(path_type=Path))
+@click.option("--data", required=True, help="Recent data: folder of images, .npy, .npz, or file.py:callable.")
+@click.option("--preprocess", help="Images: as in the build.")
+@click.option("--samples", type=click.IntRange(min=1), help="Look at the first so many [all].")
+@click.option("--batch-size", type=click.IntRange(min=1), default=8, show_default=True, help="As in the build.")
+@click.option("--limit", type=click.FloatRange(min=0, min_open=True), default=15.0, show_default=True, help="Per cent.")
+@output_options
+@user_errors
+def command(
+    artifact: Path,
+    data: str,
+    preprocess: str | None,
+    samples: int | None,
+    batch_size: int,
+    limit: float,
+    as_json: bool,
+    quiet: bool,
+    verbose: bool,
+) -> None:
+    """Compare the ranges of recent data with those of ARTIFACT, layer by layer.
+
+    Exit code 1 when a range moved by more than the limit.
+    """
+    from pipeline.compare.drift import measure_drift
+    from pipeline.core.errors import CheckFailed
+
+    report = measure_drift(
+        artifact,
+        data,
+        preprocess=None if preprocess is None else _preprocess(preprocess),
+        samples=samples,
+        batch_size=batch_size,
+        limit=limit / 100.0,
+        progress=make_progress(quiet=quiet, verbose=verbose),
+    )
+    if as_json:
+        print_json({**report.model_dump(mode="json"), "flagged": [item.tensor for item in report.flagged]})
+    elif not quiet or report.flagged:
+        print_report(report)
+    if report.flagged:
+        if as_json:
+            raise SystemExit(CheckFailed.exit_code)
+        first = report.flagged[0]
+        raise CheckFailed(
+            f"{len(report.flagged)} of {len(report.tensors)} ranges moved by more than {limit:g} %, "
+            f"{first.tensor!r} most ({100 * first.change:+.1f} %)",
+            remedy="look at the data; if they are what the model will see from now on, build again on them",
+        )
+
+
+def _preprocess(text: str) -> Preprocess:
+    from pydantic import ValidationError
+
+    from pipeline.config import Preprocess
+    from pipeline.core.errors import InputError
+
+    try:
+        return Preprocess.model_validate(text)
+    except ValidationError as error:
+        reasons = "; ".join(item["msg"].removeprefix("Value error, ") for item in error.errors())
+        raise InputError(f"--preprocess {text!r}: {reasons}") from error
+
+
+def print_report(report: DriftReport) -> None:
+    """The flagged tensors, and the others that moved most, up to ten."""
+    from rich.table import Table
+
+    flagged = report.flagged
+    others = sorted((item for item in report.tensors if not item.flagged), key=lambda item: -abs(item.change))
+    table = Table(
+        title=f"{report.artifact}: ranges of {report.samples} recent samples against {report.calibration_samples} "
+        f"calibrated ones ({report.calibrator})",
+        title_justify="left",
+    )
+    table.add_column("tensor")
+    for column in ("calibrated", "recent", "change", "clipped now", "error then", "error now", "extra", "recalibrated"):
+        table.add_column(column, justify="right")
+    for item in (*flagged, *others[: max(0, _SHOWN - len(flagged))]):
+        table.add_row(
+            item.tensor,
+            f"{item.calibrated:.4g}",
+            f"{item.recent:.4g}",
+            f"{100 * item.change:+.1f} %",
+            f"{100 * item.clipped_recent:.3f} %",
+            f"{item.error_calibrated:.4f}",
+            f"{item.error_recent:.4f}",
+            f"{item.extra_error:+.4f}",
+            f"{item.error_recalibrated:.4f}",
+            style="red" if item.flagged else None,
+        )
+    out = console()
+    out.print(table)
+    out.print(
+        f"{len(flagged)} of {len(report.tensors)} ranges moved by more than {100 * report.limit:g} %; errors are the "
+        "relative L2 expected at the tensor itself, from its histogram",
+        markup=False,
+    )

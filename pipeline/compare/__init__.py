@@ -1,0 +1,1 @@
+"""Calibration experiments: which calibrator to trust, also when the data shifts; and has production data drifted?"""

@@ -1,0 +1,227 @@
+"""The experiment: one calibration pass, every calibrator from its statistics, every INT8 graph on the same samples.
+
+Each piece is a stage of :class:`pipeline.runner.StageRunner`, so an experiment that is repeated with one more
+calibrator, or that was interrupted, measures only what is missing. Graphs that are the same to the bit are evaluated
+once.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pipeline import stages
+from pipeline.compare.archive import read_arrays
+from pipeline.compare.bootstrap import CONFIDENCE, RESAMPLES
+from pipeline.compare.measured import Measured, chosen_score
+from pipeline.compare.preparation import Candidate, Preparation
+from pipeline.compare.recommend import recommend
+from pipeline.compare.records import FIGURES_NPZ, OUTPUTS_NPZ, Outcome, RunResult
+from pipeline.compare.report import write_reports
+from pipeline.compare.runs import (
+    LAYER_SAMPLES,
+    Setting,
+    TaskRunner,
+    files_of,
+    layer_task,
+    moments_task,
+    output_task,
+)
+from pipeline.compare.shifts import CLEAN, Shift, planned_shifts
+from pipeline.compare.table import rows
+from pipeline.compare.task import FileSet, Task
+from pipeline.compare.variants import expand
+from pipeline.compare.workers import open_workers
+from pipeline.core.progress import SILENT, Progress
+from pipeline.runner import Finished, StageRunner
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pipeline.compare.config import CompareConfig
+    from pipeline.errors.layers import Layer
+
+__all__ = ["run_experiment"]
+
+_TOOLS = ("numpy", "numba", "onnx", "onnx-ir", "onnxruntime", "pillow")
+FP32 = "fp32"
+
+
+def run_experiment(
+    config: CompareConfig, *, fresh: bool = False, command: str = "", progress: Progress = SILENT
+) -> Outcome:
+    """Measure every calibrator, write the reports into ``config.out`` and say which calibrator to take.
+
+    Args:
+        fresh: take nothing from an earlier experiment.
+        command: the command line, for the record.
+
+    Raises:
+        InputError: a wrong option, data, labels or metric; what was measured before stays measured.
+        CheckFailed: a NaN or infinity in the model.
+        ToolError: onnxruntime or a worker failed.
+    """
+    variants = expand(config.calibrators)
+    preparation = Preparation(config, progress=progress)
+    with preparation.runner.locked():
+        if fresh:
+            preparation.runner.prune()
+        preparation.begin()
+        setting, calibration_samples = preparation.setting()
+        shifts = planned_shifts(config.shift_sigma, config.shift_draws, config.shift_images)
+        with open_workers(config.workers, config.address, progress) as workers:
+            tasks = TaskRunner(
+                StageRunner(preparation.runner.work, SILENT), workers, stages._versions(_TOOLS), progress
+            )
+            evaluation = _Evaluation(setting, tasks)
+            evaluation.measure_fp32(shifts, calibration_samples)
+            candidates = preparation.candidates(variants)
+            subsets = preparation.subset_candidates(variants)
+            layers = _layers(preparation)
+            evaluation.measure(candidates, shifts, layers)
+            evaluation.measure(subsets, (CLEAN,), ())
+        outcome = _outcome(preparation, evaluation, candidates, subsets, layers, tasks, command)
+        write_reports(outcome)
+    return outcome
+
+
+class _Evaluation:
+    """Runs the tasks of an experiment and files their figures."""
+
+    def __init__(self, setting: Setting, tasks: TaskRunner) -> None:
+        self.setting = setting
+        self.tasks = tasks
+        self.moments: FileSet | None = None
+        self.references: dict[Shift, FileSet] = {}
+        self.fp32 = Measured(label=FP32, graph=setting.fp32.digests[0])
+
+    def measure_fp32(self, shifts: Sequence[Shift], calibration_samples: FileSet | None) -> None:
+        """The float graph once per shift; where noise is relative, the spread of the activations first."""
+        if calibration_samples is not None and self.setting.activations:
+            task = moments_task(self.setting, calibration_samples)
+            (finished,) = self.tasks.run([task], "spread of the activations", lambda task, finished: None)
+            self.moments = files_of(finished, FIGURES_NPZ)
+        tasks = [output_task(self.setting, shift, FP32, None, self.moments, None) for shift in shifts]
+        for shift, finished in zip(shifts, self.tasks.run(tasks, "FP32", self.line), strict=True):
+            self.references[shift] = files_of(finished, OUTPUTS_NPZ)
+            self.fp32.add(shift, _figures(finished))
+
+    def measure(self, candidates: Sequence[Candidate], shifts: Sequence[Shift], layers: Sequence[Layer]) -> None:
+        """Every distinct INT8 graph under every shift, and layer by layer where ``layers`` are given."""
+        by_graph: dict[str, list[Candidate]] = {}
+        for candidate in candidates:
+            by_graph.setdefault(candidate.measured.graph, []).append(candidate)
+        planned: list[tuple[str, Shift | None, Task]] = []
+        for candidate, *_ in by_graph.values():
+            label = _label(candidate.measured)
+            for shift in shifts:
+                task = output_task(self.setting, shift, label, candidate.files, self.moments, self.references[shift])
+                planned.append((candidate.measured.graph, shift, task))
+            if layers:
+                task = layer_task(self.setting, label, candidate.files, [layer.tensor for layer in layers])
+                planned.append((candidate.measured.graph, None, task))
+        if not planned:
+            return
+        finished = self.tasks.run([task for _, _, task in planned], "INT8", self.line)
+        for (graph, condition, _), done in zip(planned, finished, strict=True):
+            figures = _figures(done)
+            for candidate in by_graph[graph]:
+                if condition is None:
+                    candidate.measured.layers = figures["relative_l2"].mean(axis=1)
+                else:
+                    candidate.measured.add(condition, figures)
+
+    def line(self, task: Task, finished: Finished[RunResult]) -> str | None:
+        """``top-1 70.43 %`` for a finished run."""
+        if task.function != "outputs":
+            return None
+        measured = Measured(label="", graph="", draws={(CLEAN.kind, CLEAN.strength): [_figures(finished)]})
+        if "reference" not in task.files and not {"metric", "top1"} & measured.clean.keys():
+            return "done"
+        score = chosen_score([measured])
+        return f"{score.name} {score.text(float(score.of(measured.clean).mean()))}"
+
+
+def _figures(finished: Finished[RunResult]) -> Mapping[str, np.ndarray[Any, np.dtype[np.float64]]]:
+    return read_arrays(finished.result.folder / FIGURES_NPZ)
+
+
+def _label(measured: Measured) -> str:
+    if measured.subset is None:
+        return measured.label
+    return f"{measured.label} on {measured.calibration_samples} samples ({measured.subset + 1})"
+
+
+def _layers(preparation: Preparation) -> tuple[Layer, ...]:
+    from pipeline.errors.graphs import Graph
+    from pipeline.errors.layers import layers_of_plan
+
+    return layers_of_plan(preparation.plan, Graph(preparation.prepared.result.model_path))
+
+
+def _outcome(
+    preparation: Preparation,
+    evaluation: _Evaluation,
+    candidates: Sequence[Candidate],
+    subsets: Sequence[Candidate],
+    layers: Sequence[Layer],
+    tasks: TaskRunner,
+    command: str,
+) -> Outcome:
+    config, setting = preparation.config, evaluation.setting
+    measured = tuple(candidate.measured for candidate in candidates)
+    fewer = tuple(candidate.measured for candidate in subsets)
+    score = chosen_score(measured)
+    recommendation = recommend(measured, score, setting.total, config.seed)
+    names = tuple(layer.tensor for layer in layers)
+    table = rows(evaluation.fp32, [*measured, *fewer], score, names, samples=setting.total, seed=config.seed)
+    document = {
+        "schema": 1,
+        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "command": command,
+        "model": {"spec": config.model, "sha256": preparation.exported.result.source_sha256},
+        "data": {
+            "spec": preparation.source.describe(),
+            "sha256": preparation.source.sha256(),
+            "calibration_samples": sorted(preparation.split.calibration),
+            "samples": sorted(preparation.split.verification),
+            "labelled": setting.labels is not None,
+        },
+        "config": config.model_dump(mode="json"),
+        "seeds": {"experiment": config.seed, "shift_draws": config.shift_draws},
+        "tools": stages._versions((*_TOOLS, "torch", "ray", "quantize-trt")),
+        "bootstrap": {"resamples": RESAMPLES, "confidence": CONFIDENCE},
+        "score": score.figure,
+        "recommendation": recommendation.model_dump(mode="json"),
+        "rows": list(table),
+        "layers": {
+            "samples": min(LAYER_SAMPLES, setting.total),
+            "relative_l2": {
+                item.label: dict(zip(names, item.layers.tolist(), strict=True))
+                for item in measured
+                if item.layers is not None
+            },
+        },
+        "activation_layers": list(setting.activations),
+        "runs": {
+            "calibration_seconds": preparation.calibrated.seconds,
+            "measured_seconds": dict(sorted(tasks.seconds.items())),
+            "taken_from_cache": tasks.taken,
+        },
+    }
+    return Outcome(
+        fp32=evaluation.fp32,
+        measured=measured,
+        subsets=fewer,
+        layers=names,
+        layer_nodes=tuple(layer.node for layer in layers),
+        samples=setting.total,
+        score=score,
+        recommendation=recommendation,
+        table=tuple(table),
+        document=document,
+        statistics=preparation.calibrated.result.statistics_path,
+        folder=preparation.build.out,
+    )
