@@ -7,6 +7,7 @@ rank 0 writes the result only when every rank holds the same bits.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import tempfile
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from pipeline.data import Batch, DataSource, Sample
     from pipeline.records import TensorSpec
 
-__all__ = ["Work", "calibrate_share", "check_agreement", "versions"]
+__all__ = ["Work", "calibrate_share", "check_agreement", "code_sha256", "versions"]
 
 _PROBES = 3
 """Samples that every rank decodes before the start, to find a decoder that gives other pixels."""
@@ -67,6 +68,20 @@ def versions() -> dict[str, str]:
     return found
 
 
+def code_sha256() -> str:
+    """Hash of this package's own source: two checkouts of one version may differ."""
+    import calibrators
+    import pipeline
+
+    digest = hashlib.sha256()
+    for package in (pipeline, calibrators):
+        root = Path(str(package.__file__)).parent
+        for path in sorted(root.rglob("*.py")):
+            digest.update(f"{root.name}/{path.relative_to(root).as_posix()}\0".encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
 def check_agreement(group: Group, work: Work, *, model_sha256: str, extra: dict[str, str] | None = None) -> None:
     """All ranks calibrate the same model on the same data with the same programs.
 
@@ -90,6 +105,7 @@ def check_agreement(group: Group, work: Work, *, model_sha256: str, extra: dict[
         "layout of the statistics": sha256_json([BINS, list(PERCENTILES)]),
         "data": work.source.sha256(),
         "decoding of the samples": sha256_json([digest for _, digest in _digests(work, _probe(work))]),
+        "code of quantize": code_sha256(),
         **{f"version of {name}": text for name, text in versions().items()},
         **(extra or {}),
     }

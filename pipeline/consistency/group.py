@@ -329,7 +329,9 @@ class Group:
                 self._say(f"{text}\n{remedy or _REMEDY}")
 
 
-_REMEDY = "nothing was written; start the run again (--rank-timeout sets how long a rank may take for one step)"
+_REMEDY = (
+    "no partial result was written; start the run again (--rank-timeout sets how long a rank may take for one step)"
+)
 
 
 def _choose_device(launch: Launch, backend: Backend) -> tuple[str, str]:

@@ -127,7 +127,7 @@ def heatmap(comparison: Comparison) -> bytes:
 
 def ranks_text(report: RanksReport) -> str:
     """The check across ranks in lines for a terminal."""
-    lines = [("scenario", "tensors", "consistent", "same bits", "largest difference", "source of it")]
+    lines = [("scenario", "tensors", "consistent", "same bits", "largest difference")]
     for scenario in report.scenarios:
         lines.append(
             (
@@ -136,7 +136,6 @@ def ranks_text(report: RanksReport) -> str:
                 _percent(scenario.rate),
                 "yes" if scenario.identical else "no",
                 f"{100 * scenario.largest:.3g} % ({scenario.worst})" if scenario.largest else "0",
-                scenario.source,
             )
         )
     head = [
@@ -144,7 +143,12 @@ def ranks_text(report: RanksReport) -> str:
         f"{report.samples} samples in {report.seconds:.1f} s",
         *(f"  {rank}" for rank in report.ranks),
     ]
-    tail = [f"statistics {report.statistics}", f"scales     {report.digest}"]
+    tail = [
+        "source of the largest difference:",
+        *(f"  {scenario.name}: {scenario.source}" for scenario in report.scenarios),
+        f"statistics {report.statistics}",
+        f"scales     {report.digest}",
+    ]
     return "\n".join(head) + "\n\n" + _aligned(lines) + "\n" + "\n".join(tail) + "\n"
 
 

@@ -110,6 +110,6 @@ def fp16_scenario(amax: Mapping[str, Sequence[float]], *, tolerance: Tolerance) 
         identical=False,
         worst=worst.worst.tensor,
         largest=worst.worst.relative,
-        source=f"rounding to 11 bits at every addition; {orders} different results for {size} orders of the ranks"
+        source=f"rounding to 11 bits at every addition; {orders} results for {size} orders of the ranks"
         + (f", {lost} tensors out of FP16's range" if lost else ""),
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +116,7 @@ def test_across_batches(tmp_path: Path) -> None:
     for row in shown["rows"]:
         assert row["largest"] == pytest.approx(row["merged"])
         assert row["smallest"] < row["largest"]
-    assert sorted(os.listdir(tmp_path / "out")) == ["batches.json", "batches.png", "batches.txt"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["batches.json", "batches.png", "batches.txt"]
 
 
 def test_a_model_without_tensors_to_calibrate(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def test_fp16_drifts_where_float64_does_not() -> None:
     assert line.name == "8 ranks, mean of their ranges in FP16"
     assert line.within < 25
     assert 2**-13 < line.largest < 2**-8
-    assert "different results for 8 orders of the ranks" in line.source
+    assert "results for 8 orders of the ranks" in line.source
     assert not line.source.split("; ")[1].startswith("1 ")
 
 

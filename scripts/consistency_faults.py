@@ -1,0 +1,384 @@
+"""Break a calibration over several ranks in many ways, and see that each time it ends at once, everywhere, for the right reason.
+
+    python scripts/consistency_faults.py [--trials 60] [--ranks 3] [--seed 0] [--json faults.json]
+
+Every trial forks real processes that calibrate a small network on a folder of images over gloo. A trial passes when all
+ranks have ended in time, exactly one of them has given a reason, the reason names the rank and the fault, and no result
+was written; or, where the fault came too late or was no more than a delay, when the result has the digest of an
+undisturbed single process. Ranks are forked from a process that has imported everything, so that a trial takes seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+LIMIT_S = 6.0
+"""--rank-timeout of the trials; its default is 25 s."""
+DEADLINE_S = 60.0
+IMAGES, BATCH = 72, 3
+
+
+@dataclass
+class Plan:
+    """What one rank is given, and what happens in it."""
+
+    model: Path
+    data: Path
+    hang_at: int | None = None
+    """Batch before which the rank sleeps for ever."""
+    delay_at: int | None = None
+    delay_s: float = 0.0
+
+
+@dataclass
+class Trial:
+    kind: str
+    victim: int
+    expected: tuple[str, ...]
+    """Every one of these texts has to be in the reason."""
+    plans: list[Plan]
+    signal_at: tuple[float, signal.Signals] | None = None
+    may_succeed: bool = False
+    detail: str = ""
+    outcome: str = ""
+    seconds: float = 0.0
+    said: list[str] = field(default_factory=list)
+
+
+def make_inputs(folder: Path, seed: int) -> tuple[Path, Path]:
+    """A network of five convolutions and a folder of small images."""
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+    from PIL import Image
+
+    generator = np.random.default_rng(seed)
+    nodes, weights, name = [], [], "x"
+    for number in range(5):
+        array = generator.standard_normal((32, 3 if number == 0 else 32, 3, 3)) / 10
+        weights.append(numpy_helper.from_array(array.astype(np.float32), f"w{number}"))
+        nodes.append(helper.make_node("Conv", [name, f"w{number}"], [f"c{number}"], name=f"conv{number}", pads=[1] * 4))
+        nodes.append(helper.make_node("Relu", [f"c{number}"], [f"r{number}"], name=f"relu{number}"))
+        name = f"r{number}"
+    graph = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3, 40, 40])],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", 32, 40, 40])], weights,
+    )  # fmt: skip
+    model = folder / "model.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), model)
+    data = folder / "images"
+    data.mkdir()
+    for number in range(IMAGES):
+        pixels = generator.integers(0, 256, (40, 40, 3), np.uint8)
+        Image.fromarray(pixels // np.uint8(1 + number % 3)).save(data / f"{number:03}.png")
+    return model, data
+
+
+def other_model(model: Path, folder: Path) -> Path:
+    """The same network, one weight a little larger."""
+    import onnx
+    from onnx import numpy_helper
+
+    proto = onnx.load(model)
+    array = numpy_helper.to_array(proto.graph.initializer[2]).copy()
+    array[0, 0, 0, 0] += 1e-3
+    proto.graph.initializer[2].CopyFrom(numpy_helper.from_array(array, proto.graph.initializer[2].name))
+    onnx.save(proto, folder / "other.onnx")
+    return folder / "other.onnx"
+
+
+def other_image(data: Path, folder: Path, number: int) -> Path:
+    """The same folder, one pixel of one image changed."""
+    from PIL import Image
+
+    copy = folder / "other-image"
+    shutil.copytree(data, copy)
+    path = sorted(copy.iterdir())[number]
+    with Image.open(path) as image:
+        pixels = np.array(image)
+    pixels[3, 4, 0] ^= 0x40
+    Image.fromarray(pixels).save(path)
+    return copy
+
+
+def other_order(data: Path, folder: Path, first: int, second: int) -> Path:
+    """The same images, two of them in each other's place."""
+    copy = folder / "other-order"
+    shutil.copytree(data, copy)
+    a, b = (sorted(copy.iterdir())[number] for number in (first, second))
+    content = a.read_bytes()
+    a.write_bytes(b.read_bytes())
+    b.write_bytes(content)
+    return copy
+
+
+class Disturbed:
+    """A data source that hangs or is slow at one sample."""
+
+    def __init__(self, source: Any, plan: Plan) -> None:
+        self._source, self._plan = source, plan
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
+    def read(self, wanted: Callable[[int], bool]) -> Iterator[Any]:
+        for number, sample in self._source.read(wanted):
+            if self._plan.hang_at is not None and number >= self._plan.hang_at:
+                time.sleep(1e6)
+            if self._plan.delay_at is not None and number >= self._plan.delay_at:
+                self._plan.delay_at = None
+                time.sleep(self._plan.delay_s)
+            yield number, sample
+
+
+def rank_main(plan: Plan, out: Path) -> None:
+    """What a rank does: the way of `quantize calibrate`, on this trial's inputs."""
+    from dataclasses import replace
+
+    from pipeline.cli.ranks import rank_session
+    from pipeline.config import Preprocess
+    from pipeline.consistency.distributed import calibrate_share, check_agreement
+    from pipeline.consistency.group import PREPARING
+    from pipeline.consistency.opening import open_work
+    from pipeline.consistency.wire import digest_statistics
+
+    with rank_session(backend="gloo", limit_s=LIMIT_S) as group:
+        group.phase("preparing the model", patience=PREPARING)
+        with tempfile.TemporaryDirectory() as folder:
+            opened = open_work(
+                str(plan.model), str(plan.data), folder=Path(folder), preprocess=Preprocess(), samples=IMAGES,
+                batch_size=BATCH,
+            )  # fmt: skip
+            check_agreement(group, opened.work, model_sha256=opened.model_sha256)
+            work = replace(opened.work, source=Disturbed(opened.work.source, plan))
+            merged, _, figures = calibrate_share(group, work)
+        if group.rank == 0:
+            (out / "result.json").write_text(json.dumps({"digest": digest_statistics(merged), **figures}))
+
+
+def fork(function: Callable[[], None], environment: dict[str, str], log: Path) -> int:
+    """Run ``function`` in a child whose output goes to ``log``; its process number."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(descriptor, 1)
+        os.dup2(descriptor, 2)
+        os.environ.update(environment)
+        function()
+        code = 0
+    except SystemExit as error:
+        code = int(error.code or 0)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def keep_store(port: int, ranks: int) -> None:
+    """Stand in for torchrun's agent, which keeps the ranks' store."""
+    from datetime import timedelta
+
+    from torch.distributed import TCPStore
+
+    store = TCPStore("127.0.0.1", port, None, True, timedelta(seconds=30), wait_for_workers=False)
+    while store:
+        time.sleep(1)
+
+
+def free_port() -> int:
+    with socket.socket() as opened:
+        opened.bind(("127.0.0.1", 0))
+        return int(opened.getsockname()[1])
+
+
+def run(trial: Trial, folder: Path, *, agent: bool) -> tuple[dict[int, int], Path]:
+    """Start the ranks, do the harm, wait; exit status of each rank (negative: signal; absent: still running)."""
+    port, size = free_port(), len(trial.plans)
+    base = {
+        "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": str(agent),
+    }  # fmt: skip
+    keeper = fork(lambda: keep_store(port, size), {}, folder / "store.log") if agent else None
+    pids = {}
+    start = time.monotonic()
+    for rank, plan in enumerate(trial.plans):
+        environment = {**base, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        pids[fork(lambda plan=plan: rank_main(plan, folder), environment, folder / f"rank{rank}.log")] = rank
+    pending, codes = dict(pids), {}
+    while pending and time.monotonic() - start < DEADLINE_S:
+        if trial.signal_at is not None and time.monotonic() - start >= trial.signal_at[0]:
+            victim = next(pid for pid, rank in pids.items() if rank == trial.victim)
+            if victim in pending:
+                os.kill(victim, trial.signal_at[1])
+            trial.signal_at = None
+        for pid in list(pending):
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                codes[pending.pop(pid)] = os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    trial.seconds = time.monotonic() - start
+    for pid in [*pending, *([keeper] if keeper else [])]:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    return codes, folder
+
+
+def judge(trial: Trial, codes: dict[int, int], folder: Path, digest: str) -> str:
+    """ok, late (the fault came after the end), or what is wrong."""
+    result = folder / "result.json"
+    logs = [(folder / f"rank{rank}.log").read_text() for rank in range(len(trial.plans))]
+    trial.said = [
+        line.removeprefix("error: ") for text in logs for line in text.splitlines() if line.startswith("error: ")
+    ]
+    if len(codes) < len(trial.plans):
+        return "HANG"
+    if any("Traceback" in text for text in logs):
+        return "TRACEBACK"
+    if result.exists():
+        if json.loads(result.read_text())["digest"] != digest:
+            return "WRONG RESULT"
+        if trial.said and not trial.may_succeed:
+            return "RESULT AND ERROR"
+        return "ok, right result" if trial.kind == "delay" else "too late" if trial.may_succeed else "WRONG PASS"
+    survivors = [code for rank, code in codes.items() if not (code < 0 and rank == trial.victim)]
+    if not all(survivors):
+        return "A RANK SAYS SUCCESS"
+    if len(trial.said) != 1:
+        return f"{len(trial.said)} REASONS"
+    missing = [text for text in trial.expected if text not in trial.said[0]]
+    return "ok, named" if not missing else f"NOT NAMED: {missing[0]}"
+
+
+def make_trial(
+    kind: str, ranks: int, model: Path, data: Path, folder: Path, healthy_s: float, rng: random.Random
+) -> Trial:
+    victim = rng.randrange(ranks)
+    plans = [Plan(model, data) for _ in range(ranks)]
+    mine, rank = plans[victim], f"rank {victim}"
+    own = [index * BATCH for index in range(IMAGES // BATCH) if index % ranks == victim]
+    if kind in ("kill", "stop"):
+        at = rng.uniform(0.02, healthy_s)
+        number = signal.SIGKILL if kind == "kill" else signal.SIGSTOP
+        words = ("died",) if kind == "kill" else ("no sign of life",)
+        return Trial(kind, victim, (rank, *words), plans, (at, number), True, f"rank {victim} after {at:.2f} s")
+    if kind == "hang":
+        mine.hang_at = rng.choice(own)
+        return Trial(kind, victim, (rank, "stalls"), plans, detail=f"rank {victim} before sample {mine.hang_at}")
+    if kind == "delay":
+        mine.delay_at, mine.delay_s = rng.choice(own), rng.uniform(0.5, 0.6 * LIMIT_S)
+        return Trial(kind, victim, (), plans, may_succeed=True, detail=f"rank {victim} by {mine.delay_s:.1f} s")
+    if kind == "image":
+        number = rng.randrange(IMAGES)
+        mine.data = other_image(data, folder, number)
+        return Trial(
+            kind, victim, ("another data", f"{number:03}.png"), plans, detail=f"rank {victim}, image {number:03}.png"
+        )
+    if kind == "model":
+        mine.model = other_model(model, folder)
+        return Trial(kind, victim, ("another model", rank if ranks > 2 else "rank"), plans, detail=f"rank {victim}")
+    if kind == "order":
+        first, second = rng.sample(range(IMAGES), 2)
+        mine.data = other_order(data, folder, first, second)
+        words = ("another data", "another order")
+        return Trial(kind, victim, words, plans, detail=f"rank {victim}, images {first} and {second} exchanged")
+    raise ValueError(kind)
+
+
+KINDS = {"kill": 24, "stop": 6, "hang": 6, "delay": 6, "image": 8, "model": 5, "order": 5}
+"""Trials of each kind out of 60."""
+
+
+@click.command()
+@click.option("--trials", default=60, show_default=True)
+@click.option("--ranks", default=3, show_default=True)
+@click.option("--seed", default=0, show_default=True)
+@click.option("--json", "json_path", type=click.Path(path_type=Path))
+def main(trials: int, ranks: int, seed: int, json_path: Path | None) -> None:
+    """Run the trials and print a line for each kind; exit code 1 when one of them failed."""
+    import onnxruntime  # noqa: F401  (in the parent, so that no trial imports anything)
+    import torch.distributed  # noqa: F401
+
+    import calibrators.kernels
+    import pipeline.consistency.opening  # noqa: F401
+    import pipeline.consistency.ranks  # noqa: F401
+    import pipeline.export
+    import pipeline.placement.planner
+    import pipeline.prepare  # noqa: F401
+
+    rng = random.Random(seed)
+    done: list[Trial] = []
+    with tempfile.TemporaryDirectory(prefix="quantize-faults-") as name:
+        root = Path(name)
+        model, data = make_inputs(root, seed)
+        healthy = []
+        for size in (1, ranks):
+            folder = root / f"healthy{size}"
+            folder.mkdir()
+            trial = Trial("none", 0, (), [Plan(model, data) for _ in range(size)], may_succeed=True)
+            codes, _ = run(trial, folder, agent=size > 1)
+            if set(codes.values()) != {0}:
+                raise click.ClickException((folder / "rank0.log").read_text())
+            healthy.append((json.loads((folder / "result.json").read_text())["digest"], trial.seconds))
+        (digest, _), (together, healthy_s) = healthy
+        if together != digest:
+            raise click.ClickException(f"{ranks} ranks give {together}, one process gives {digest}")
+        click.echo(f"undisturbed: {ranks} ranks give the digest of one process ({digest[:16]}), {healthy_s:.1f} s")
+        kinds = [kind for kind, share in KINDS.items() for _ in range(max(1, round(share * trials / 60)))]
+        for number, kind in enumerate(kinds):
+            folder = root / f"trial{number}"
+            folder.mkdir()
+            trial = make_trial(kind, ranks, model, data, folder, healthy_s, rng)
+            codes, _ = run(trial, folder, agent=rng.random() < 0.5)
+            trial.outcome = judge(trial, codes, folder, digest)
+            done.append(trial)
+            click.echo(
+                f"{number + 1:3} {kind:6} {trial.detail:44} {trial.seconds:5.1f} s  {trial.outcome:16} {' | '.join(trial.said)}"
+            )
+            shutil.rmtree(folder)
+    print_table(done)
+    if json_path is not None:
+        rows = [
+            {"kind": t.kind, "detail": t.detail, "seconds": round(t.seconds, 2), "outcome": t.outcome, "said": t.said}
+            for t in done
+        ]
+        json_path.write_text(json.dumps(rows, indent=1) + "\n")
+    if any(trial.outcome.isupper() or not trial.outcome.islower() for trial in done):
+        raise SystemExit(1)
+
+
+def print_table(done: list[Trial]) -> None:
+    click.echo(
+        "\n| fault | trials | named | right result | too late | wrong | longest |\n|---|---|---|---|---|---|---|"
+    )
+    for kind in [*KINDS, "all"]:
+        rows = [trial for trial in done if kind in (trial.kind, "all")]
+        named, right, late = (
+            sum(t.outcome == text for t in rows) for text in ("ok, named", "ok, right result", "too late")
+        )
+        wrong = len(rows) - named - right - late
+        longest = max((t.seconds for t in rows), default=0.0)
+        click.echo(f"| {kind} | {len(rows)} | {named} | {right} | {late} | {wrong} | {longest:.1f} s |")
+
+
+if __name__ == "__main__":
+    main()
