@@ -92,7 +92,8 @@ def run_child(
             timer.start()
         try:
             for line in events:
-                on_event(json.loads(line))
+                if line.endswith(b"\n"):  # else: it died while writing
+                    on_event(json.loads(line))
             _, status, usage = os.wait4(child.pid, 0)
         except BaseException:
             _kill(child.pid)
