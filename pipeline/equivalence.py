@@ -35,9 +35,20 @@ class Difference:
     output: str
     error: float
     """Relative error of a float output; share of differing elements of any other; infinity where only one is finite."""
-    position: tuple[int, ...]
-    expected: float
-    found: float
+    position: tuple[int, ...] = ()
+    expected: float = np.nan
+    found: float = np.nan
+    shapes: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    """Expected and found shape, where they are not the same."""
+
+    def describe(self) -> str:
+        """What a message says of it."""
+        if self.shapes is not None:
+            return f"output {self.output!r} has the shape {self.shapes[1]} instead of {self.shapes[0]}"
+        return (
+            f"output {self.output!r} differs by {self.error:.3g} of its largest value "
+            f"(at {self.position} it is {self.found:.6g} instead of {self.expected:.6g})"
+        )
 
 
 def difference(expected: Mapping[str, Array], found: Mapping[str, Array]) -> Difference:
@@ -47,9 +58,9 @@ def difference(expected: Mapping[str, Array], found: Mapping[str, Array]) -> Dif
 
 def _of_output(name: str, expected: Array, found: Array) -> Difference:
     if expected.shape != found.shape:
-        return Difference(name, np.inf, (), np.nan, np.nan)
+        return Difference(name, np.inf, shapes=(expected.shape, found.shape))
     if not expected.size:
-        return Difference(name, 0.0, (), 0.0, 0.0)
+        return Difference(name, 0.0)
     if expected.dtype.kind != "f":
         differs = expected != found
         position = _position(differs.astype(np.int8))

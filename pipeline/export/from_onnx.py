@@ -61,9 +61,8 @@ def export_onnx_file(
             worst = difference(expected, run_model(written, feeds)[0])
             if worst.error > _TOLERANCE:
                 raise CheckFailed(
-                    f"{path} converted from opset {version} to {result_opset} computes something else: output "
-                    f"{worst.output!r} differs by {worst.error:.3g} of its largest value (at {worst.position}: "
-                    f"{worst.expected:.6g} became {worst.found:.6g}), the limit is {_TOLERANCE:g}",
+                    f"{path} converted from opset {version} to {result_opset} computes something else: "
+                    f"{worst.describe()}, the limit is {_TOLERANCE:g}",
                     remedy=f"export the model with opset {PORTABLE} from its framework",
                 )
             break

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from pipeline import onnxfile
-from pipeline.core.errors import CheckFailed, ToolError
+from pipeline.core.errors import CheckFailed, QuantizeError, ToolError
 from pipeline.core.files import sha256_json
 from pipeline.equivalence import Difference, difference, run_model
 from pipeline.export.from_onnx import make_portable
@@ -32,6 +32,10 @@ __all__ = ["export_python"]
 TOLERANCE = 1e-3
 _DYNAMO_OPSET = 18
 """The oldest opset that the dynamo exporter writes."""
+_CONSTANT_SIZE = (
+    "a size was probably taken for a constant during export: compute shapes from tensors in forward, "
+    "or give a profile in which this dimension does not vary"
+)
 Method = Literal["dynamo", "torchscript"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -163,21 +167,20 @@ def _compare(code: CodeSpec, path: Path, files: list[Path]) -> ExportCheck:
         shapes.append({name: array.shape for name, array in feeds.items()})
         try:
             found = run_model(path, [feeds])[0]
-        except Exception as error:
+        except QuantizeError:
+            raise
+        except Exception as error:  # onnxruntime refuses an input with one of several types
             raise CheckFailed(
                 f"{code.text}: the exported model does not run on inputs of {_text(shapes[-1])}, PyTorch does: {error}",
-                remedy="a size was probably taken for a constant during export: compute shapes from tensors in "
-                "forward, or give a profile in which this dimension does not vary",
+                remedy=_CONSTANT_SIZE,
             ) from error
         current = difference(expected, found)
         worst = current if worst is None or current.error > worst.error else worst
         if current.error > TOLERANCE:
             raise CheckFailed(
                 f"{code.text}: the exported model computes something else than PyTorch on inputs of "
-                f"{_text(shapes[-1])}: output {current.output!r} differs by {current.error:.3g} of its largest value "
-                f"(at {current.position}: PyTorch {current.expected:.6g}, exported {current.found:.6g}), "
-                f"the limit is {TOLERANCE:g}",
-                remedy="control flow that depends on values, or a size taken for a constant, is the usual cause",
+                f"{_text(shapes[-1])}: {current.describe()}, the limit is {TOLERANCE:g}",
+                remedy=_CONSTANT_SIZE if current.shapes else "control flow that depends on values is the usual cause",
             )
     return ExportCheck(
         shapes=tuple(shapes), max_relative_error=worst.error if worst is not None else 0.0, tolerance=TOLERANCE

@@ -204,9 +204,8 @@ def _judge(
         if worst.error <= _NOISE_FACTOR * noise:
             continue
         raise CheckFailed(
-            f"{original.name} computes something else after preparing it: output {worst.output!r} differs by "
-            f"{worst.error:.3g} of its largest value on {what} (at {worst.position}: {worst.expected:.6g} became "
-            f"{worst.found:.6g}), the limit is {TOLERANCE:g}",
+            f"{original.name} computes something else after preparing it, on {what}: {worst.describe()}, "
+            f"the limit is {TOLERANCE:g}",
             remedy="this is a fault of the pipeline or of onnxruntime: please report it with the model",
         )
     return largest, noise
