@@ -22,8 +22,8 @@ give the same i for 149 of 150 tensors of EfficientNet-Lite0.
   depends on what happens to be in the first batch. Here it reaches to max |x|, which depends on the data alone;
   ``tensorrt_range`` 1 does as TensorRT.
 
-The 2048 bins are made from the statistic's narrower ones (at least 4096 over max |x|); a bin across an edge is shared in
-proportion.
+The 2048 bins are made from the narrower ones of the statistic (at least 4096 over max |x|), and one that lies across
+an edge is shared in proportion.
 
 Parameters: ``tensorrt_range`` 0, or 1 as above.
 Known failure: few values (a small output layer, few samples) give a ragged histogram whose divergence is mostly noise;

@@ -39,7 +39,6 @@ __all__ = [
     "SCHEMA",
     "TensorStatistics",
     "load_statistics",
-    "pooled",
     "save_statistics",
 ]
 
@@ -149,13 +148,6 @@ class TensorStatistics:
                 f"batch {int(twice[0])} is in both statistics ({twice.size} such in all); it would count twice",
                 remedy="merge passes over different batches of the data, each batch in one pass only",
             )
-        self._absorb_values(other)
-        self.batch_index = index
-        self.batch_amax = np.concatenate([self.batch_amax, other.batch_amax])[order]
-        self.batch_percentiles = np.concatenate([self.batch_percentiles, other.batch_percentiles])[order]
-
-    def _absorb_values(self, other: TensorStatistics) -> None:
-        """Everything but the batch sequences."""
         exponent = max(self.exponent, other.exponent)
         self.bins = _coarsened(self.bins, exponent - self.exponent)
         self.bins += _coarsened(other.bins, exponent - other.exponent)
@@ -166,6 +158,9 @@ class TensorStatistics:
         self.zeros += other.zeros
         self.nans += other.nans
         self.infs += other.infs
+        self.batch_index = index
+        self.batch_amax = np.concatenate([self.batch_amax, other.batch_amax])[order]
+        self.batch_percentiles = np.concatenate([self.batch_percentiles, other.batch_percentiles])[order]
 
     def __eq__(self, other: object) -> bool:
         """Bit for bit."""
@@ -191,30 +186,6 @@ def _coarsened(bins: NDArray[np.int64], shift: int) -> NDArray[np.int64]:
     group = 1 << min(shift, BINS.bit_length() - 1)
     result = np.zeros_like(bins)
     result[: BINS // group] = bins.reshape(-1, group).sum(axis=1)
-    return result
-
-
-def pooled(members: Sequence[TensorStatistics]) -> TensorStatistics:
-    """One statistic for tensors that must share a scale (the inputs of a Concat, say), as if they were one tensor.
-
-    Exact but for one thing: the percentiles of a batch cannot be had from the members' own, so the greatest stands for
-    all. Does not depend on the order of ``members``.
-    """
-    result = TensorStatistics()
-    for member in members:
-        result._absorb_values(member)
-    rows: dict[int, tuple[np.float32, NDArray[np.float64]]] = {}
-    for member in members:
-        for index, amax, row in zip(
-            member.batch_index.tolist(), member.batch_amax, member.batch_percentiles, strict=True
-        ):
-            known = rows.get(index)
-            rows[index] = (amax, row) if known is None else (max(known[0], amax), np.maximum(known[1], row))
-    if rows:
-        order = sorted(rows)
-        result.batch_index = np.array(order, np.int64)
-        result.batch_amax = np.array([rows[index][0] for index in order], np.float32)
-        result.batch_percentiles = np.stack([rows[index][1] for index in order])
     return result
 
 

@@ -1,0 +1,221 @@
+"""Statistics of activations: runs the float model on batches and bins what it captures.
+
+Runs are kept small: the first row of a batch goes alone, and what it captures says how many rows the next runs take
+(:data:`RUN_BYTES`). Memory then does not grow with the batch, and the cut depends on nothing but the batch, so
+that the bits are the same in any process.
+
+Several batches are at work at the same time, one thread each from the model's run to the bins: on small runs that uses
+the cores better than parallel operators do, and a batch is binned while another one runs.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from pipeline.core.errors import InputError, ToolError, did_you_mean
+from pipeline.core.ort import cpu_threads, make_session
+from pipeline.onnxfile import load_model
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
+
+    from calibrators import TensorStatistics
+    from pipeline.data import Batch
+
+__all__ = ["RUN_BYTES", "ActivationPass", "BatchStatistics", "NonFinite"]
+
+RUN_BYTES: Final = 32 << 20
+"""What one run may capture, where the batch can be cut: a single row may be more."""
+
+_HELD_BYTES: Final = 512 << 20
+"""What all runs together may capture; fewer batches are at work at the same time when runs are large."""
+_MOST_WORKERS: Final = 8
+_FLOATS: Final = ("tensor(float)", "tensor(float16)", "tensor(double)")
+_NUMPY_TYPES: Final = {
+    "float": "float32",
+    "float16": "float16",
+    "double": "float64",
+    "int64": "int64",
+    "int32": "int32",
+    "int16": "int16",
+    "int8": "int8",
+    "uint64": "uint64",
+    "uint32": "uint32",
+    "uint16": "uint16",
+    "uint8": "uint8",
+    "bool": "bool",
+}
+
+
+@dataclass(frozen=True)
+class NonFinite:
+    """The first tensor of a batch, in the order asked for, that holds NaN or infinity."""
+
+    tensor: str
+    nans: int
+    infs: int
+    input_name: str | None
+    """The model input whose data already held one."""
+
+
+@dataclass(frozen=True)
+class BatchStatistics:
+    """What one batch gave. ``statistics`` has every tensor asked for."""
+
+    batch: Batch
+    statistics: dict[str, TensorStatistics]
+    nonfinite: NonFinite | None
+
+
+class ActivationPass:
+    """The float model, captured at ``tensors``.
+
+    Args:
+        model: an ``.onnx`` file.
+        tensors: intermediate tensors, graph outputs or graph inputs; floating-point.
+        threads: cores to use; None: all that the process may use.
+
+    Raises:
+        InputError: the model cannot be read, or a tensor does not exist or is not floating-point.
+        ToolError: onnxruntime refuses the model.
+    """
+
+    def __init__(self, model: Path, tensors: Sequence[str], *, threads: int | None = None) -> None:
+        self.tensors = tuple(tensors)
+        self._model = model
+        self._cores = threads or cpu_threads()
+        self._workers = min(self._cores, _MOST_WORKERS)
+        inputs = {value.name for value in load_model(model).graph.inputs}
+        self._captured = [name for name in self.tensors if name not in inputs]
+        self._session = self._open()
+        self._inputs = {value.name: value for value in self._session.get_inputs()}
+        types = {value.name: value.type for value in (*self._session.get_outputs(), *self._inputs.values())}
+        for name in self.tensors:
+            if types[name] not in _FLOATS:
+                raise InputError(
+                    f"tensor {name!r} cannot be calibrated: it is of type {types[name]}, not floating-point",
+                    remedy="leave its node out with --exclude",
+                )
+        self._cut = all(value.shape and not isinstance(value.shape[0], int) for value in self._inputs.values())
+        self._lock = threading.Lock()
+        self._first_run = threading.Event()
+        self._largest_run = 0
+
+    def __call__(self, batches: Iterable[Batch]) -> Iterator[BatchStatistics]:
+        """The statistics of every batch, in the order of ``batches``, which are drawn a few ahead.
+
+        Raises:
+            InputError: a batch does not fit the model's inputs.
+            ToolError: onnxruntime fails on a batch.
+        """
+        pending: deque[Future[BatchStatistics]] = deque()
+        waiting = 1  # one batch more than can be at work, so that none idles while the next one is drawn
+        pool = ThreadPoolExecutor(self._workers, thread_name_prefix="calibrate")
+        try:
+            for batch in batches:
+                self._check(batch)
+                while len(pending) >= self._workers + waiting:
+                    yield pending.popleft().result()
+                pending.append(pool.submit(self._run, batch))
+                while not self._first_run.wait(0.01) and not pending[0].done():
+                    pass  # the size of the first run says whether more batches may start
+                if self._fit():
+                    waiting = 0
+            while pending:
+                yield pending.popleft().result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    def _open(self) -> Any:
+        return make_session(self._model, capture=self._captured, threads=max(1, self._cores // self._workers))
+
+    def _fit(self) -> bool:
+        """Let fewer batches be at work, with more threads each, when runs are larger than hoped; True when done so."""
+        fitting = max(1, min(self._workers, _HELD_BYTES // max(self._largest_run, 1)))
+        if fitting == self._workers:
+            return False
+        self._workers = fitting
+        self._session = self._open()
+        return True
+
+    def _run(self, batch: Batch) -> BatchStatistics:
+        from calibrators.accumulate import BatchAccumulator
+
+        gathered = {name: BatchAccumulator() for name in self.tensors}
+        for name in self.tensors:
+            if name in self._inputs:
+                gathered[name].add(batch.feeds[name])
+        if self._captured:
+            for outputs in self._runs(batch):
+                for k, name in enumerate(self._captured):
+                    gathered[name].add(outputs[k])
+                    outputs[k] = None  # its memory is free for the next run
+        self._first_run.set()
+        statistics = {name: found.statistics(batch.index) for name, found in gathered.items()}
+        return BatchStatistics(batch, statistics, self._nonfinite(batch, statistics))
+
+    def _runs(self, batch: Batch) -> Iterator[list[Any]]:
+        """What each run over some rows of the batch captures."""
+        count = len(batch.samples)
+        start, stop = 0, 1 if self._cut else count
+        rows = 0
+        while start < count:
+            feeds = {name: array[start:stop] for name, array in batch.feeds.items()} if self._cut else batch.feeds
+            try:
+                outputs = list(self._session.run(self._captured, feeds))
+            except Exception as error:
+                raise ToolError(
+                    f"onnxruntime fails on batch {batch.index} ({_samples(batch)}): {error}",
+                    remedy="`--batch-size 1` shows which sample it is",
+                ) from error
+            size = sum(output.nbytes for output in outputs)
+            rows = rows or max(1, RUN_BYTES // max(size, 1))
+            with self._lock:
+                self._largest_run = max(self._largest_run, size * min(rows, count) if stop == 1 else size)
+            self._first_run.set()
+            yield outputs
+            start, stop = stop, min(stop + rows, count)
+
+    def _nonfinite(self, batch: Batch, statistics: dict[str, TensorStatistics]) -> NonFinite | None:
+        for name in self.tensors:
+            found = statistics[name]
+            if found.nans or found.infs:
+                guilty = [
+                    key
+                    for key, array in batch.feeds.items()
+                    if array.dtype.kind == "f" and not np.isfinite(array).all()
+                ]
+                return NonFinite(name, found.nans, found.infs, guilty[0] if guilty else None)
+        return None
+
+    def _check(self, batch: Batch) -> None:
+        where = f"batch {batch.index} ({_samples(batch)})"
+        for name in batch.feeds:
+            if name not in self._inputs:
+                raise InputError(f"{where} feeds {name!r}: no such model input; {did_you_mean(name, self._inputs)}")
+        for name, value in self._inputs.items():
+            if name not in batch.feeds:
+                raise InputError(f"{where} has no data for the model input {name!r}")
+            array = batch.feeds[name]
+            expected = _NUMPY_TYPES.get(value.type.removeprefix("tensor(").removesuffix(")"), value.type)
+            if array.dtype.name != expected:
+                raise InputError(f"{where}: input {name!r} is {array.dtype.name}, the model takes {expected}")
+            fits = len(value.shape) == array.ndim and all(
+                not isinstance(dim, int) or dim == found for dim, found in zip(value.shape, array.shape, strict=True)
+            )
+            if not fits:
+                raise InputError(
+                    f"{where}: input {name!r} has shape {array.shape}, the model takes {tuple(value.shape)}"
+                )
+
+
+def _samples(batch: Batch) -> str:
+    first, last = batch.samples[0], batch.samples[-1]
+    return f"sample {first}" if first == last else f"samples {first} to {last}"

@@ -1,0 +1,293 @@
+"""Stage 3, calibrate: one pass over the data gives the statistic of every tensor, for all calibrators at once.
+
+The pass is saved every few batches; a killed one goes on at the next batch and ends with the same bits. Passes over
+different batches of the same data, in other processes or machines, are joined exactly.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from pipeline.artifact import CALIBRATION
+from pipeline.core.errors import InputError
+from pipeline.core.files import sha256_file, sha256_json
+from pipeline.core.progress import SILENT, Progress
+from pipeline.records import StageResult
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from calibrators import TensorStatistics
+    from pipeline.activations import BatchStatistics
+    from pipeline.data import Batch
+
+__all__ = ["CHECKPOINT", "CalibrationResult", "merge_passes", "run", "take"]
+
+CHECKPOINT: Final = "partial.npz"
+"""The unfinished pass, gone when it is finished."""
+
+_SHOWN: Final = 3
+
+
+class CalibrationResult(StageResult):
+    """A finished pass: ``calibration.npz`` in :attr:`folder`."""
+
+    tensors: int
+    samples: int
+    """Samples in the statistics; those of skipped batches are not."""
+    batches: int
+    skipped_batches: int
+    """Batches left out because an activation was NaN or infinite."""
+    warnings: tuple[str, ...] = ()
+    """One for each tensor whose values say little about its range."""
+
+    @property
+    def statistics_path(self) -> Path:
+        return self.folder / CALIBRATION
+
+
+def run(
+    model: Path,
+    tensors: Sequence[str],
+    batches: Iterable[Batch],
+    *,
+    folder: Path,
+    on_nonfinite: str = "error",
+    checkpoint_every: int = 32,
+    progress: Progress = SILENT,
+    total: int | None = None,
+    threads: int | None = None,
+    data_key: str = "",
+) -> CalibrationResult:
+    """Run the float model over ``batches`` and write the statistics of ``tensors`` into ``folder``.
+
+    Args:
+        model: ONNX file of the float model.
+        tensors: activations to calibrate, in graph order; graph inputs may be among them.
+        batches: each :attr:`Batch.index` once. When an unfinished pass is found in ``folder`` they are drawn from the
+            start again, and those that it had are passed over.
+        on_nonfinite: ``error``, or ``skip`` to leave out every batch in which an activation is NaN or infinite.
+        checkpoint_every: batches between two saves of the unfinished pass.
+        total: number of samples, for the progress.
+        threads: cores to use; None: all that the process may use.
+        data_key: changes whenever the data may have changed; an unfinished pass over other data is not resumed.
+
+    Raises:
+        InputError: no data at all, every batch skipped, a batch that does not fit the model, a NaN or infinity in an
+            activation (``error``), or an unknown tensor.
+        ToolError: onnxruntime refuses the model or fails on a batch.
+    """
+    from pipeline.activations import ActivationPass
+
+    key = sha256_json(
+        {"model": sha256_file(model), "tensors": list(tensors), "data": data_key, "nonfinite": on_nonfinite}
+    )
+    state = _State(tensors, {"model": sha256_file(model), "data": [data_key]})
+    checkpoint = folder / CHECKPOINT
+    if (resumed := _resumed(checkpoint, key)) is not None:
+        state = resumed
+        progress.note(f"calibration goes on after {len(state.done)} batches of an unfinished pass")
+    if tensors:
+        activations = ActivationPass(model, tensors, threads=threads)
+        with progress.task("calibrating", total=total, unit="samples") as task:
+            unseen = _passed_over(batches, state.done, task.advance)
+            for count, found in enumerate(activations(unseen), start=1):
+                state.add(found, on_nonfinite, progress)
+                if count % checkpoint_every == 0:
+                    state.save(checkpoint, key)
+                task.advance(len(found.batch.samples))
+        state.check()
+    state.save(folder / CALIBRATION, None)
+    checkpoint.unlink(missing_ok=True)
+    return state.result(folder, progress)
+
+
+def take(source: Path, tensors: Sequence[str], *, folder: Path, progress: Progress = SILENT) -> CalibrationResult:
+    """Take the statistics of ``tensors`` from an earlier pass instead of making one.
+
+    Raises:
+        InputError: ``source`` is no calibration file, or lacks one of the tensors.
+    """
+    from calibrators import load_statistics
+
+    statistics, meta = load_statistics(source)
+    if missing := [name for name in tensors if name not in statistics]:
+        raise InputError(
+            f"{source} has no statistics of {', '.join(map(repr, missing[:_SHOWN]))} ({len(missing)} of {len(tensors)} "
+            f"tensors are missing)",
+            remedy="it was made for another model or placement: run `quantize calibrate` on this one",
+        )
+    state = _State.of_file(source, {name: statistics[name] for name in tensors}, meta)
+    state.save(folder / CALIBRATION, None)
+    progress.note(f"statistics of {len(tensors)} tensors and {state.samples} samples taken from {source}")
+    return state.result(folder, progress)
+
+
+def merge_passes(sources: Sequence[Path], target: Path, *, progress: Progress = SILENT) -> CalibrationResult:
+    """Join passes over different batches of the same model exactly, in any order, into the file ``target``.
+
+    Raises:
+        InputError: fewer than two files, other models, other tensors, or a batch that two of them have.
+    """
+    from calibrators import load_statistics
+
+    if len(sources) < 2:
+        raise InputError(
+            f"there is nothing to merge: {len(sources)} calibration files are given, at least 2 are needed"
+        )
+    first, *others = sources
+    merged = _State.of_file(first, *load_statistics(first))
+    for source in others:
+        merged.absorb(_State.of_file(source, *load_statistics(source)), first, source)
+    merged.save(target, None)
+    return merged.result(target.parent, progress)
+
+
+class _State:
+    """Statistics and figures of a pass so far."""
+
+    def __init__(self, tensors: Iterable[str], meta: Mapping[str, Any]) -> None:
+        from calibrators import TensorStatistics
+
+        self.statistics: dict[str, TensorStatistics] = {name: TensorStatistics() for name in tensors}
+        self.model: str = meta["model"]
+        self.data: list[str] = list(meta["data"])
+        self.samples = 0
+        self.batches: list[int] = []
+        self.skipped: list[int] = []
+
+    @property
+    def done(self) -> set[int]:
+        return {*self.batches, *self.skipped}
+
+    @classmethod
+    def of_file(
+        cls, path: Path, statistics: dict[str, TensorStatistics], meta: Mapping[str, Any], *, unfinished: bool = False
+    ) -> _State:
+        if "key" in meta and not unfinished:
+            raise InputError(
+                f"{path} is of an unfinished pass", remedy="run that calibration again: it goes on from there"
+            )
+        try:
+            state = cls((), meta)
+            state.statistics = statistics
+            state.samples = int(meta["samples"])
+            state.batches, state.skipped = [int(i) for i in meta["batches"]], [int(i) for i in meta["skipped"]]
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(
+                f"calibration file {path} does not say what it was made from: {error}",
+                remedy="run `quantize calibrate` again",
+            ) from error
+        return state
+
+    def save(self, path: Path, key: str | None) -> None:
+        from calibrators import save_statistics
+
+        meta = {
+            "model": self.model,
+            "data": sorted(self.data),
+            "samples": self.samples,
+            "batches": sorted(self.batches),
+            "skipped": sorted(self.skipped),
+        }
+        save_statistics(path, self.statistics, meta if key is None else {**meta, "key": key})
+
+    def add(self, found: BatchStatistics, on_nonfinite: str, progress: Progress) -> None:
+        batch, bad = found.batch, found.nonfinite
+        if batch.index in self.done:
+            raise InputError(f"batch {batch.index} comes twice; its samples would count twice")
+        if bad is not None:
+            where = f"in batch {batch.index} (samples {batch.samples[0]} to {batch.samples[-1]})"
+            origin = (
+                f"the data of the model input {bad.input_name!r} already holds one"
+                if bad.input_name is not None
+                else "the data is finite, so the model makes it"
+            )
+            text = f"tensor {bad.tensor!r} has {bad.nans} NaN and {bad.infs} infinite values {where}; {origin}"
+            if on_nonfinite == "error":
+                raise InputError(
+                    text, remedy="mend the data or the model, or leave such batches out with --on-nonfinite skip"
+                )
+            progress.warn(f"{text}; the batch is skipped")
+            self.skipped.append(batch.index)
+            return
+        for name, statistics in found.statistics.items():
+            self.statistics[name].absorb(statistics)
+        self.batches.append(batch.index)
+        self.samples += len(batch.samples)
+
+    def check(self) -> None:
+        if self.batches:
+            return
+        if self.skipped:
+            raise InputError(
+                f"all {len(self.skipped)} batches were skipped: each has a NaN or infinity in an activation",
+                remedy="mend the data or the model; without --on-nonfinite skip the first tensor is named",
+            )
+        raise InputError(
+            "no calibration data: there is not a single batch",
+            remedy="give data with at least one sample; random data is never used, its ranges would be wrong",
+        )
+
+    def absorb(self, other: _State, own_path: Path, other_path: Path) -> None:
+        if other.model != self.model:
+            raise InputError(
+                f"{own_path} and {other_path} are passes of different models", remedy="merge passes of one"
+            )
+        if different := sorted(other.statistics.keys() ^ self.statistics.keys()):
+            raise InputError(
+                f"{own_path} and {other_path} have different tensors, such as {different[0]!r}",
+                remedy="calibrate both with the same placement",
+            )
+        if twice := sorted(self.done & other.done):
+            raise InputError(
+                f"batch {twice[0]} is in {other_path} and in a file before it ({len(twice)} such batches)",
+                remedy="give each process its own part of the data with --shard",
+            )
+        for name, statistics in other.statistics.items():
+            self.statistics[name].absorb(statistics)
+        self.data = sorted({*self.data, *other.data})
+        self.samples += other.samples
+        self.batches += other.batches
+        self.skipped += other.skipped
+
+    def result(self, folder: Path, progress: Progress) -> CalibrationResult:
+        warnings = degenerate(self.statistics)
+        for text in warnings:
+            progress.warn(text)
+        return CalibrationResult(
+            tensors=len(self.statistics),
+            samples=self.samples,
+            batches=len(self.batches),
+            skipped_batches=len(self.skipped),
+            warnings=warnings,
+        ).at(folder)
+
+
+def degenerate(statistics: Mapping[str, TensorStatistics]) -> tuple[str, ...]:
+    """One line for each tensor whose statistic says little about its range, whatever the calibrator."""
+    import calibrators
+
+    minmax = calibrators.get("minmax")
+    resolved = ((name, calibrators.resolve_amax(found, minmax)[1]) for name, found in statistics.items())
+    return tuple(f"{name}: {warning}" for name, warning in resolved if warning is not None)
+
+
+def _passed_over(batches: Iterable[Batch], done: set[int], advance: Any) -> Iterator[Batch]:
+    for batch in batches:
+        if batch.index in done:
+            advance(len(batch.samples))
+        else:
+            yield batch
+
+
+def _resumed(checkpoint: Path, key: str) -> _State | None:
+    """The unfinished pass in ``checkpoint`` if it is one of the same inputs."""
+    from calibrators import load_statistics
+
+    try:
+        statistics, meta = load_statistics(checkpoint)
+        return _State.of_file(checkpoint, statistics, meta, unfinished=True) if meta.get("key") == key else None
+    except InputError:
+        return None
