@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import json
 import threading
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -70,6 +71,10 @@ class FakeDriver:
         class Event:
             def record(self, stream: Any) -> None:
                 driver.need_context()
+                self.seconds = time.perf_counter()
+
+            def time_till(self, other: Any) -> float:
+                return 1000 * (other.seconds - self.seconds)
 
         self.Context, self.Stream, self.Event, self.mem_alloc = Context, Stream, Event, Allocation
 

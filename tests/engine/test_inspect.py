@@ -1,0 +1,201 @@
+"""Both dialects of the engine inspector, and what is read off the layer table."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from pipeline.config import Profile
+from pipeline.core.errors import InputError
+from pipeline.engine.inspect import EngineLayer, count_layers, parse_layers
+from pipeline.engine.lint import lint_build, lint_layers, lint_shapes
+from pipeline.engine.records import Message
+
+INT8_32 = "Thirty-two wide channel vectorized row major Int8 format"
+
+
+def old_tensor(name: str, words: str, *shape: int) -> dict[str, Any]:
+    return {"Name": name, "Location": "Device", "Dimensions": list(shape), "Format/Datatype": words}
+
+
+def new_tensor(name: str, layout: str, dtype: str, *shape: int) -> dict[str, Any]:
+    return {"Name": name, "Dimensions": list(shape), "Format": layout, "Datatype": dtype}
+
+
+def convolution(name: str, source: dict[str, Any], target: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    return {
+        "Name": name,
+        "LayerType": "CaskConvolution",
+        "Inputs": [source],
+        "Outputs": [target],
+        "ParameterType": "Convolution",
+        "OutMaps": target["Dimensions"][1],
+        "Groups": 1,
+        "Weights": {"Type": "Int8", "Count": 864},
+        "TacticName": "sm80_xmma_fprop",
+        "TacticValue": "0x1",
+        **fields,
+    }
+
+
+def text(*layers: Any, bindings: str = "Bindings") -> str:
+    return json.dumps({"Layers": list(layers), bindings: []})
+
+
+OLD = text(
+    {
+        "Name": "Reformatting CopyNode for Input Tensor 0 to conv1",
+        "LayerType": "Reformat",
+        "Inputs": [old_tensor("x", "Row major linear FP32", 1, 3, 8, 8)],
+        "Outputs": [old_tensor("x r", "Four wide channel vectorized row major Int8 format", 1, 3, 8, 8)],
+        "ParameterType": "Reformat",
+        "TacticValue": "0x0",
+    },
+    convolution(
+        "conv1 + relu1",
+        old_tensor("x r", "Four wide channel vectorized row major Int8 format", 1, 3, 8, 8),
+        old_tensor("a", INT8_32, 1, 64, 8, 8),
+        Metadata="[ONNX Layer: conv1][ONNX Layer: relu1]",
+    ),
+    "a layer by its name alone",
+)
+NEW = text(
+    convolution(
+        "conv1",
+        new_tensor("x", "Row major linear", "FP16", 1, 64, 8, 8),
+        new_tensor("y", "Row major linear", "FP16", 1, 64, 8, 8),
+        Weights={"Type": "Half", "Count": 1},
+        TacticName="",
+    ),
+    {
+        "Name": "m",
+        "LayerType": "Myelin",
+        "Inputs": [],
+        "Outputs": [new_tensor("z", "", "BF16")],
+        "TacticName": "myelin_x",
+    },
+    bindings="I/O Tensors",
+)
+
+
+def test_the_dialect_up_to_tensorrt_10() -> None:
+    reformat, conv, named = parse_layers(OLD)
+    assert reformat.reformat
+    assert (reformat.inputs[0].dtype, reformat.outputs[0].dtype) == ("float32", "int8")
+    assert conv.convolution
+    assert conv.computes_int8
+    assert conv.fused == ("conv1", "relu1")
+    assert conv.channels == (3, 64)
+    assert conv.weights_dtype == "int8"
+    assert conv.tactic == "sm80_xmma_fprop"
+    assert conv.outputs[0].format == INT8_32
+    assert (named.name, named.kind, named.convolution) == ("a layer by its name alone", "", False)
+
+
+def test_the_dialect_from_tensorrt_11_on() -> None:
+    conv, myelin = parse_layers(NEW)
+    assert conv.computes_float
+    assert (conv.inputs[0].dtype, conv.inputs[0].format) == ("float16", "Row major linear")
+    assert conv.tactic == "0x1"
+    assert conv.weights_dtype == "float16"
+    assert myelin.tactic == "myelin_x"
+    assert myelin.outputs[0].dtype == "bfloat16"
+    assert not myelin.computes_float
+
+
+def test_names_say_what_was_fused_where_metadata_does_not() -> None:
+    layer = EngineLayer(name="conv1 + add + relu", kind="CaskConvolution", operation="Convolution")
+    assert layer.fused == ("conv1", "add", "relu")
+
+
+def test_the_counts_of_a_build_record() -> None:
+    counts = count_layers(OLD)
+    assert (counts.layers, counts.convolutions_int8, counts.convolutions_float, counts.reformats) == (3, 1, 0, 1)
+    assert count_layers(NEW).convolutions_float == 1
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"a": 1}', "no json"])
+def test_other_text_is_refused(content: str) -> None:
+    with pytest.raises(InputError, match="not the engine inspector's JSON"):
+        parse_layers(content)
+
+
+def chain(*layers: dict[str, Any]) -> tuple[EngineLayer, ...]:
+    return parse_layers(text(*layers))
+
+
+def kinds(*layers: dict[str, Any], times: dict[str, float] | None = None) -> list[tuple[str, str]]:
+    return [(finding.kind, finding.where) for finding in lint_layers(chain(*layers), times)]
+
+
+def test_a_clean_chain_has_no_findings() -> None:
+    a, b, c = (old_tensor(name, INT8_32, 1, 64, 8, 8) for name in "abc")
+    assert kinds(convolution("one", a, b), convolution("two", b, c)) == []
+
+
+def test_a_reformat_between_int8_layers_is_found_with_its_time() -> None:
+    a, b, d = (old_tensor(name, INT8_32, 1, 64, 8, 8) for name in "abd")
+    c = old_tensor("c", "Row major linear Int8 format", 1, 64, 8, 8)
+    move = {"Name": "move", "LayerType": "Reformat", "Inputs": [b], "Outputs": [c]}
+    layers = chain(convolution("one", a, b), move, convolution("two", c, d))
+    (finding,) = lint_layers(layers, {"move": 0.02})
+    assert (finding.kind, finding.where, finding.ms) == ("reformat", "move", 0.02)
+    assert "'one' and 'two'" in finding.message
+    assert "multiple of 32" in finding.remedy
+
+
+def test_a_pass_that_only_quantises_is_found() -> None:
+    a = old_tensor("a", INT8_32, 1, 64, 8, 8)
+    b = old_tensor("b", "Row major linear FP16 format", 1, 64, 8, 8)
+    c, d = (old_tensor(name, INT8_32, 1, 64, 8, 8) for name in "cd")
+    move = {"Name": "move", "LayerType": "Reformat", "Inputs": [b], "Outputs": [c]}
+    found = kinds(convolution("one", a, b), move, convolution("two", c, d))
+    assert ("reformat", "move") in found
+    assert ("float convolution", "one") in found
+
+
+def test_a_reformat_of_float_data_far_from_convolutions_is_none_of_our_business() -> None:
+    b, c = old_tensor("b", "Row major linear FP32", 1, 10), old_tensor("c", "Row major linear FP16 format", 1, 10)
+    assert kinds({"Name": "move", "LayerType": "Reformat", "Inputs": [b], "Outputs": [c]}) == []
+
+
+def test_a_convolution_left_in_float_is_found_only_in_a_quantised_engine() -> None:
+    a, b = (old_tensor(name, INT8_32, 1, 64, 8, 8) for name in "ab")
+    c, d = (old_tensor(name, "Row major linear FP16 format", 1, 64, 8, 8) for name in "cd")
+    left = convolution("left", c, d)
+    assert kinds(convolution("one", a, b), left) == [("float convolution", "left")]
+    assert kinds(left) == []
+
+
+@pytest.mark.parametrize(
+    ("channels", "groups", "found"), [((48, 64), 1, False), ((24, 64), 1, True), ((24, 24), 24, False)]
+)
+def test_channels_that_tensor_cores_pad(channels: tuple[int, int], groups: int, found: bool) -> None:
+    a, b = old_tensor("a", INT8_32, 1, channels[0], 8, 8), old_tensor("b", INT8_32, 1, channels[1], 8, 8)
+    assert (kinds(convolution("one", a, b, Groups=groups)) == [("channels", "one")]) == found
+
+
+def test_the_costliest_finding_comes_first() -> None:
+    a, b = old_tensor("a", INT8_32, 1, 24, 8, 8), old_tensor("b", INT8_32, 1, 24, 8, 8)
+    c = old_tensor("c", INT8_32, 1, 24, 8, 8)
+    layers = (convolution("cheap", a, b), convolution("dear", b, c))
+    assert [where for _, where in kinds(*layers, times={"cheap": 0.1, "dear": 0.5})] == ["dear", "cheap"]
+
+
+def test_a_profile_tuned_for_something_else() -> None:
+    profile = Profile.parse("x=1x3x8x8,64x3x8x8,128x3x8x8")
+    assert lint_shapes([profile], {"x": (32, 3, 8, 8)}) == ()
+    (finding,) = lint_shapes([profile], {"x": (1, 3, 8, 8)})
+    assert finding.kind == "profile"
+    assert "tuned for (64, 3, 8, 8)" in finding.message
+    assert "1x3x8x8" in finding.remedy
+
+
+def test_a_workspace_that_was_too_small() -> None:
+    words = "Tactic Device request: 9MB Available: 1MB. Device memory is insufficient to use tactic."
+    (finding,) = lint_build([Message(severity="warning", source="logger", text=words)])
+    assert (finding.kind, finding.where) == ("workspace", "build")
+    assert words in finding.message
+    assert lint_build([Message(severity="info", source="logger", text="fine")]) == ()

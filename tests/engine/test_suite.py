@@ -1,0 +1,147 @@
+"""`quantize bench` and `quantize coverage`, on a fake card: what is compared, written and refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from pipeline.cli.bench import command as bench
+from pipeline.cli.coverage import command as coverage
+from pipeline.core.errors import InputError
+from pipeline.engine import suite
+from pipeline.engine.capture import profile_for
+from pipeline.engine.suite import baseline_engine, run_suite
+from tests.engine.artifacts import FakeBuilder, make_artifact
+from tests.engine.conftest import CARD
+
+
+@pytest.fixture
+def built(card: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeBuilder:
+    fake = FakeBuilder()
+    monkeypatch.setattr(suite, "build_engine", fake)
+    monkeypatch.setattr(suite, "load_api", lambda target: card.api)
+    monkeypatch.setattr(suite, "describe_device", lambda: CARD)
+    monkeypatch.setattr(suite, "_LOAD_SECONDS", 0.05)
+    monkeypatch.setattr("pipeline.engine.bench._ROUND_SECONDS", 0.002)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return fake
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(bench, arguments)
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, result.output
+
+
+def test_engines_and_baselines_are_compared_and_written(built: FakeBuilder, tmp_path: Path) -> None:
+    folder = make_artifact(tmp_path / "a", engine=True).folder
+    out = tmp_path / "out"
+    code, output = run(
+        str(folder), "--batch", "1,8", "--against", "fp32,implicit", "--set", "warm,load,edge",
+        "--rounds", "2", "--in-flight", "2", "--out", str(out),
+    )  # fmt: skip
+    assert code == 0, output
+    for words in (
+        "net int8",
+        "net fp32",
+        "net implicit",
+        "warm",
+        "edge",
+        "load",
+        "throughput with host copies",
+        "batch 8",
+    ):
+        assert words in output
+    assert "faster" in output or "slower" in output or "within the noise" in output
+    value = json.loads((out / "bench.json").read_text())
+    assert len(value["warm"]) == 2 * 3 * 2
+    assert {m["batch"] for m in value["edge"]} == {1, 8}
+    assert value["device"]["name"] == "Fake card"
+    assert (out / "bench.png").read_bytes().startswith(b"\x89PNG")
+    assert [options.fp16 for _, _, _, options in built.calls] == [False, True]
+    assert [options.calibration_cache is not None for _, _, _, options in built.calls] == [False, True]
+
+
+def test_baselines_are_built_once(built: FakeBuilder, tmp_path: Path) -> None:
+    artifact = make_artifact(tmp_path / "a", engine=True)
+    first = baseline_engine(artifact, "fp16", "tensorrt", ())
+    assert baseline_engine(artifact, "fp16", "tensorrt", ()) == first
+    assert len(built.calls) == 1
+    assert first[0].is_relative_to(tmp_path / "cache" / "quantize" / "engines")
+    baseline_engine(artifact, "fp32", "tensorrt", ())
+    assert len(built.calls) == 2
+
+
+def test_json_is_machine_readable(built: FakeBuilder, tmp_path: Path) -> None:
+    folder = make_artifact(tmp_path / "a", engine=True).folder
+    result = CliRunner().invoke(bench, [str(folder), "--batch", "4", "--rounds", "2", "--json", "-q"])
+    value = json.loads(result.stdout)
+    assert [m["name"] for m in value["warm"]] == ["net int8", "net int8"]
+    assert value["verdicts"] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--batch", "1,x"], 2, "is not a list of numbers"),
+        (["--batch", "0"], 2, "is not a list of numbers"),
+        (["--against", "bf16"], 2, "'bf16' is unknown here; known: fp32, fp16, implicit"),
+        (["--set", "cold"], 2, "'cold' is unknown here; known: warm, load, edge"),
+        (["--batch", "9"], 2, "no profile of the engine allows batch 9"),
+    ],
+)
+def test_wrong_options_are_named(
+    built: FakeBuilder, tmp_path: Path, arguments: list[str], code: int, words: str
+) -> None:
+    folder = make_artifact(tmp_path / "a", engine=True).folder
+    status, output = run(str(folder), *arguments)
+    assert status == code
+    assert words in " ".join(output.split())
+
+
+def test_an_artifact_without_an_engine_is_refused(built: FakeBuilder, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no engine for target tensorrt"):
+        run_suite([make_artifact(tmp_path / "a").folder], batches=[1])
+
+
+def test_coverage_shows_shares_and_better_profiles(tmp_path: Path) -> None:
+    folder = make_artifact(tmp_path / "a").folder
+    requests = tmp_path / "requests.csv"
+    requests.write_text("x,count\n1x3,90\n16x3,10\n")
+    result = CliRunner().invoke(coverage, [str(folder), str(requests), "--profiles", "2"])
+    assert result.exit_code == 0
+    for words in (
+        "90.0 % of 100 requests covered",
+        "no profile allows x=16x3 (10 requests)",
+        '--profile "x=1x3,1x3,1x3"',
+    ):
+        assert words in result.output
+    machine = json.loads(CliRunner().invoke(coverage, [str(folder), str(requests), "--json"]).stdout)
+    assert machine["now"]["covered"] == 0.9
+    assert machine["suggested"]["covered"] == 1.0
+
+
+def test_coverage_admits_when_nothing_fits_better(tmp_path: Path) -> None:
+    folder = make_artifact(tmp_path / "a").folder
+    requests = tmp_path / "requests.csv"
+    requests.write_text("x\n4x3\n")
+    assert "no other profiles" in CliRunner().invoke(coverage, [str(folder), str(requests)]).output
+
+
+def test_coverage_refuses_a_file_that_does_not_fit(tmp_path: Path) -> None:
+    folder = make_artifact(tmp_path / "a").folder
+    requests = tmp_path / "requests.csv"
+    requests.write_text("z\n4x3\n")
+    result = CliRunner().invoke(coverage, [str(folder), str(requests)])
+    assert result.exit_code == 2
+    assert "no input 'z'" in result.output
+
+
+def test_the_profile_of_feeds_allows_exactly_them() -> None:
+    feeds = {"x": np.ones((2, 3), np.float32), "flag": np.array(1.0, np.float32)}
+    assert str(profile_for(feeds)) == "x=2x3,2x3,2x3"
