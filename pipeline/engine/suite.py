@@ -48,6 +48,7 @@ __all__ = ["BASELINES", "SETS", "EngineUse", "Load", "SuiteResult", "Verdict", "
 BASELINES = ("fp32", "fp16", "implicit")
 SETS = ("warm", "load", "edge")
 _LOAD_SECONDS = 1.0
+_OVERLAP_SECONDS = 0.5
 
 
 class EngineUse(Record):
@@ -159,12 +160,10 @@ def run_suite(
                 task.advance()
             for candidate in candidates if "load" in sets else ():
                 mix = [shapes_for_batch(profiles, batch) for batch in batches]
-                load.append(measure_load(candidate, mix, in_flight=in_flight))
-                largest = max(batches)
+                load.append(measure_load(candidate, mix, in_flight=in_flight, seconds=_LOAD_SECONDS))
+                shapes = shapes_for_batch(profiles, max(batches))
                 overlap.append(
-                    measure_overlap(
-                        candidate, shapes_for_batch(profiles, largest), in_flight=in_flight, samples=samples
-                    )
+                    measure_overlap(candidate, shapes, in_flight=in_flight, samples=samples, seconds=_OVERLAP_SECONDS)
                 )
                 task.advance()
     return SuiteResult(
@@ -261,7 +260,7 @@ def measure_load(
     mix: Sequence[Mapping[str, Shape]],
     *,
     in_flight: int,
-    seconds: float = _LOAD_SECONDS,
+    seconds: float,
     seed: int = 0,
 ) -> Load:
     """Requests of the shapes in ``mix`` in random order, ``in_flight`` of them on the card at a time."""

@@ -27,6 +27,7 @@ def built(card: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     monkeypatch.setattr(suite, "load_api", lambda target: card.api)
     monkeypatch.setattr(suite, "describe_device", lambda: CARD)
     monkeypatch.setattr(suite, "_LOAD_SECONDS", 0.05)
+    monkeypatch.setattr(suite, "_OVERLAP_SECONDS", 0.02)
     monkeypatch.setattr("pipeline.engine.bench._ROUND_SECONDS", 0.002)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return fake
