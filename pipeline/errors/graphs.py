@@ -102,6 +102,11 @@ class Graph:
                     return array
         return None
 
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """Shape of an initializer, without reading its data; None for anything else."""
+        tensor = self._initializers.get(name)
+        return None if tensor is None else tuple(int(dim) for dim in tensor.dims)
+
     @cached_property
     def types(self) -> dict[str, int]:
         """ONNX element type of every tensor that shape inference can tell."""

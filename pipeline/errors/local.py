@@ -108,6 +108,7 @@ class _Cut:
         self._initializers: dict[str, Any] = {}
         self._made: dict[tuple[str, str], str] = {}
         self._casts: dict[str, str] = {}
+        self._pairs_above = 0
         node = int8.by_name[layer.node]
         self.quantised_weights = has_weights = any(
             self._is_constant(name) and self._through_qdq(name) for name in node.input
@@ -183,8 +184,11 @@ class _Cut:
         if quantiser is not None and quantiser.op_type == "QuantizeLinear" and not constant:
             if bypass:
                 return self._tensor(quantiser.input[0], variant, bypass=True)
-            self._note_input(quantiser)
+            if not self._pairs_above:  # a pair in front of a pair quantises the same values: one threshold, not two
+                self._note_input(quantiser)
+        self._pairs_above += 1
         inputs = [self._tensor(source, variant, bypass=bypass) for source in node.input]
+        self._pairs_above -= 1
         return str(self._copy(node, inputs, variant).output[0])
 
     def _note_input(self, quantiser: Any) -> None:

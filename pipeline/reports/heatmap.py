@@ -29,10 +29,10 @@ _MARGIN_INCHES = 1.5
 _LABEL_LENGTHS = (48, 64, 96, 160)
 
 
-def shortened(names: Sequence[str]) -> list[str]:
+def shortened(names: Sequence[str], *, lengths: Sequence[int] = _LABEL_LENGTHS) -> list[str]:
     """``names`` with the middle of long ones left out, only as far as they stay different from each other."""
     different = len(set(names))
-    for length in _LABEL_LENGTHS:
+    for length in lengths:
         labels = [_cut(name, length) for name in names]
         if len(set(labels)) == different:
             return labels

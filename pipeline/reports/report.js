@@ -386,7 +386,7 @@ const matrix = layers.map((_, row) => numbers.subarray(row * data.samples.length
   const rows = layers.length, wide = data.samples.length;
   if (!rows || !wide) { byId("samples").hidden = true; return; }
   const labelWidth = 300;
-  const tall = rows <= 80 ? 14 : rows <= 160 ? 9 : Math.max(3, Math.floor(1400 / rows));
+  const tall = rows <= 70 ? 14 : Math.max(3, Math.floor(970 / rows));
   const cell = Math.max(2, Math.min(24, Math.floor(1080 / wide)));
   const foot = 18, ratio = 2;
   canvas.style.width = labelWidth + cell * wide + "px";
@@ -406,7 +406,7 @@ const matrix = layers.map((_, row) => numbers.subarray(row * data.samples.length
   context.textAlign = "right";
   context.textBaseline = "middle";
   const everyRow = Math.ceil(11 / tall);
-  for (let row = 0; row < rows; row += everyRow) context.fillText(short(layers[row].node, 46), labelWidth - 6, (row + 0.5) * tall, labelWidth - 8);
+  for (let row = 0; row < rows; row += everyRow) context.fillText(short(layers[row].node, 46), labelWidth - 6, Math.max(6, (row + 0.5) * tall), labelWidth - 8);
   context.textAlign = "center";
   context.font = '10px system-ui, "DejaVu Sans", sans-serif';
   const everyColumn = Math.ceil(30 / cell);

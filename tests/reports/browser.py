@@ -1,4 +1,4 @@
-"""A headless Chromium driven over its DevTools pipe: real clicks and keys, screenshots, printing. Standard library only."""
+"""A headless Chromium driven over its DevTools pipe: real clicks and keys, screenshots, printing."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class Browser:
 
         self._process = subprocess.Popen(
             [
-                CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars",
-                "--no-first-run", "--remote-debugging-pipe", f"--user-data-dir={self._profile.name}", "about:blank",
+                CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+                "--hide-scrollbars", "--no-first-run", "--remote-debugging-pipe", f"--user-data-dir={self._profile.name}", "about:blank",
             ],
             preexec_fn=place, close_fds=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
@@ -114,7 +114,7 @@ class Browser:
         return answer["result"].get("value")
 
     def click(self, selector: str) -> None:
-        """A real mouse click in the middle of the first element that matches, scrolled into view."""
+        """A real mouse click in the middle of the first element that matches."""
         box = self.value(
             f"(() => {{ const e = document.querySelector({json.dumps(selector)}); e.scrollIntoView({{block: 'center'}});"
             " const b = e.getBoundingClientRect(); return [b.left + b.width / 2, b.top + b.height / 2]; })()"

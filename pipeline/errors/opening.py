@@ -1,0 +1,167 @@
+"""What an error report is made from: the models of an artifact, the samples, the ranges of other calibrators."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+
+from pipeline.artifact import CALIBRATION, FP32_MODEL, INT8_MODEL, PLACEMENT, SAMPLES, Artifact
+from pipeline.core.errors import InputError
+from pipeline.errors.graphs import Graph, float_graph
+from pipeline.errors.layers import layers_of_graph, layers_of_plan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from pipeline.config import Preprocess
+    from pipeline.data.batching import Batch
+    from pipeline.errors.layers import Layer
+    from pipeline.placement.plan import PlacementPlan
+
+__all__ = ["ChosenData", "Opened", "calibrated_ranges", "choose_data", "load_plan", "open_models"]
+
+DEFAULT_SAMPLES = 64
+
+
+class ChosenData:
+    """The samples to measure on: a new pass at every :attr:`read`, how many there are, and what they are in words."""
+
+    def __init__(
+        self, read: Callable[[], Iterable[Batch]], total: int, text: str, labels: Mapping[int, int] | None
+    ) -> None:
+        self.read = read
+        self.total = total
+        self.text = text
+        self.labels = labels
+
+
+class Opened:
+    """The models of an artifact, and its quantised layers."""
+
+    def __init__(
+        self, artifact: Artifact, fp32: Graph, int8: Graph, layers: Sequence[Layer], plan: PlacementPlan
+    ) -> None:
+        self.artifact = artifact
+        self.fp32 = fp32
+        self.int8 = int8
+        self.layers = tuple(layers)
+        self.plan = plan
+
+
+def open_models(folder: Path) -> Opened:
+    """Open an artifact for measuring.
+
+    Raises:
+        InputError: it is no artifact, or nothing in it is quantised.
+    """
+    artifact = Artifact.open(folder)
+    fp32, int8 = float_graph(artifact.path(FP32_MODEL)), Graph(artifact.path(INT8_MODEL))
+    plan = load_plan(artifact)
+    layers = layers_of_graph(int8) if plan.prequantized else layers_of_plan(plan, fp32)
+    if not layers:
+        raise InputError(f"{folder} has no quantised layer", remedy="`quantize explain` says why each node stays float")
+    return Opened(artifact, fp32, int8, layers, plan)
+
+
+def load_plan(artifact: Artifact) -> PlacementPlan:
+    """The placement an artifact was built with.
+
+    Raises:
+        InputError: its file is damaged.
+    """
+    from pipeline.placement.plan import PlacementPlan
+
+    path = artifact.path(PLACEMENT)
+    try:
+        values = json.loads(path.read_text())
+        return PlacementPlan.model_validate_json(
+            json.dumps({key: value for key, value in values.items() if key in PlacementPlan.model_fields})
+        )
+    except (OSError, ValueError, AttributeError, ValidationError) as error:
+        raise InputError(
+            f"{path} cannot be read: {error}", remedy=f"`quantize verify {artifact.folder}` says what is wrong with it"
+        ) from error
+
+
+def choose_data(
+    artifact: Artifact,
+    data: str | None,
+    *,
+    preprocess: Preprocess | None = None,
+    samples: int | None = None,
+    batch_size: int = 8,
+    labels: Path | None = None,
+) -> ChosenData:
+    """The samples to measure on.
+
+    Without ``data``: the few kept in the artifact. Of the very data the artifact was calibrated on: those that were
+    held aside, as in the build. Of other data: all (up to ``samples``, evenly spaced).
+
+    Raises:
+        InputError: as the data modules say; labels without data.
+    """
+    from pipeline.data import batched, load_labels, open_source, select, split_source
+
+    inputs = artifact.manifest.inputs
+    if data is None:
+        if labels is not None or preprocess is not None:
+            raise InputError("labels and preprocessing belong to --data, and none is given", remedy="add --data")
+        return _kept_samples(artifact)
+    source = open_source(data, inputs, preprocess)
+    record = artifact.manifest.data
+    known = load_labels(labels, source) if labels is not None else None
+    if source.sha256() == record.sha256 and record.held_aside:
+        split = split_source(
+            source, inputs, samples=record.calibration_samples, verify=samples, labelled=labels is not None
+        )
+        numbers, aside = split.verification, ", held aside from calibration"
+    else:
+        length = source.length
+        wanted = samples if samples is not None else DEFAULT_SAMPLES if known is None else length or DEFAULT_SAMPLES
+        count = wanted if length is None else min(wanted, length)
+        numbers = frozenset(range(count) if length is None else (i * length // count for i in range(count)))
+        aside = ""
+    text = f"{source.describe()}, {len(numbers)} samples{aside}"
+    return ChosenData(lambda: batched(select(source, numbers), batch_size, inputs), len(numbers), text, known)
+
+
+def _kept_samples(artifact: Artifact) -> ChosenData:
+    import numpy as np
+
+    from pipeline.data.batching import Batch
+
+    path = artifact.path(SAMPLES)
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            numbers = tuple(int(number) for number in archive["samples"])
+            prefix = "inputs/"
+            feeds = {name.removeprefix(prefix): archive[name] for name in archive.files if name.startswith(prefix)}
+    except Exception as error:
+        raise InputError(
+            f"{path} cannot be read: {error}", remedy=f"`quantize verify {artifact.folder}` says what is wrong with it"
+        ) from error
+    text = f"the {len(numbers)} samples kept in the artifact (--data gives more)"
+    return ChosenData(lambda: [Batch(0, numbers, feeds)], len(numbers), text, None)
+
+
+def calibrated_ranges(artifact: Artifact, plan: PlacementPlan) -> dict[str, dict[str, float]]:
+    """What every calibrator would make of the artifact's statistics: calibrator to tensor to amax.
+
+    Empty where the scales came with the model. A third-party calibrator that fails is left out.
+    """
+    import calibrators
+    from pipeline.quantize import activation_ranges
+
+    if plan.prequantized or CALIBRATION not in artifact.manifest.files or not plan.tensors:
+        return {}
+    statistics, _ = calibrators.load_statistics(artifact.path(CALIBRATION))
+    found = {}
+    for name in calibrators.names():
+        try:
+            found[name], _ = activation_ranges(plan.activations, statistics, calibrators.get(name))
+        except InputError:
+            continue  # it needs something these statistics do not hold, such as the batches in order
+    return found
