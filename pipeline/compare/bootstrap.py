@@ -3,10 +3,11 @@
 The samples are drawn anew, with replacement, :data:`RESAMPLES` times, the same drawing for everything that is compared:
 two calibrators see the same images, so what the images have in common cancels in their difference.
 
-Intervals of one figure are percentile intervals. For "is B worse than the best?" one asks about all others at once, so
-their intervals are simultaneous: difference +- c * standard error, with c the 95 % quantile over the resamples of the
-largest |difference* - difference| / standard error among all of them (the studentised maximum; Romano and Wolf,
-"Exact and Approximate Stepdown Methods for Multiple Hypothesis Testing", 2005, gives the theory).
+Intervals of one figure are percentile intervals. For "is B worse than the best?" one asks about all others at once, and
+which one is the best was read off the same samples. So the intervals of differences are simultaneous for all pairs:
+difference +- c * standard error, with c the 95 % quantile over the resamples of the largest |difference* - difference|
+/ standard error among all pairs (the studentised maximum, as in J. Romano and M. Wolf, "Exact and Approximate Stepdown
+Methods for Multiple Hypothesis Testing", 2005, without the steps).
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Difference:
-    """Best minus other, simultaneous with the other differences from the best."""
+    """Best minus other; the interval holds for all pairs at once."""
 
     mean: float
     low: float
@@ -90,20 +91,30 @@ class Resampling:
 
     def against(self, best: int, values: Floats) -> list[Difference]:
         """Row ``best`` minus every row of ``values`` (k, samples), the row itself included (all zeros there)."""
-        differences = values[best] - values
-        means = differences.mean(axis=1)
-        resampled = self.means(differences)
-        errors = resampled.std(axis=1)
-        uncertain = errors > 0.0
-        factor = 0.0
-        if uncertain.any():
-            deviation = np.abs(resampled[uncertain] - means[uncertain, None]) / errors[uncertain, None]
-            factor = float(np.percentile(deviation.max(axis=0), 100.0 * CONFIDENCE))
-        return [self._difference(float(mean), float(error) * factor) for mean, error in zip(means, errors, strict=True)]
+        means, resampled = values.mean(axis=1), self.means(values)
+        factor = _simultaneous_factor(means, resampled)
+        errors = (resampled[best] - resampled).std(axis=1)
+        return [
+            self._difference(float(means[best] - mean), float(error) * factor)
+            for mean, error in zip(means, errors, strict=True)
+        ]
 
     def _difference(self, mean: float, half_width: float) -> Difference:
         needed = int(np.ceil(self.samples * (half_width / mean) ** 2)) if mean > 0.0 else None
         return Difference(mean, mean - half_width, mean + half_width, needed)
+
+
+def _simultaneous_factor(means: Floats, resampled: Floats) -> float:
+    """The 95 % quantile of the largest studentised deviation among all pairs of rows."""
+    largest = np.zeros(resampled.shape[1])
+    for first in range(len(means)):
+        deviation = (resampled[first] - resampled[first + 1 :]) - (means[first] - means[first + 1 :])[:, None]
+        errors = deviation.std(axis=1)
+        uncertain = errors > 0.0
+        if uncertain.any():
+            studentised = np.abs(deviation[uncertain]) / errors[uncertain, None]
+            largest = np.maximum(largest, studentised.max(axis=0))
+    return float(np.percentile(largest, 100.0 * CONFIDENCE))
 
 
 def best_row(values: Sequence[Floats]) -> int:

@@ -7,6 +7,7 @@ once.
 
 from __future__ import annotations
 
+import time
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +64,7 @@ def run_experiment(
         CheckFailed: a NaN or infinity in the model.
         ToolError: onnxruntime or a worker failed.
     """
+    begun = time.monotonic(), time.process_time()
     variants = expand(config.calibrators)
     preparation = Preparation(config, progress=progress)
     with preparation.runner.locked():
@@ -82,7 +84,14 @@ def run_experiment(
             layers = _layers(preparation)
             evaluation.measure(candidates, shifts, layers)
             evaluation.measure(subsets, (CLEAN,), ())
-        outcome = _outcome(preparation, evaluation, candidates, subsets, layers, tasks, command)
+        runs = {
+            "calibration_seconds": preparation.calibrated.seconds,
+            "measured_seconds": dict(sorted(tasks.seconds.items())),
+            "taken_from_cache": tasks.taken,
+            "seconds": time.monotonic() - begun[0],
+            "cpu_seconds_of_this_process": time.process_time() - begun[1],
+        }
+        outcome = _outcome(preparation, evaluation, candidates, subsets, layers, command, runs)
         write_reports(outcome)
     return outcome
 
@@ -167,8 +176,8 @@ def _outcome(
     candidates: Sequence[Candidate],
     subsets: Sequence[Candidate],
     layers: Sequence[Layer],
-    tasks: TaskRunner,
     command: str,
+    runs: Mapping[str, Any],
 ) -> Outcome:
     config, setting = preparation.config, evaluation.setting
     measured = tuple(candidate.measured for candidate in candidates)
@@ -205,11 +214,7 @@ def _outcome(
             },
         },
         "activation_layers": list(setting.activations),
-        "runs": {
-            "calibration_seconds": preparation.calibrated.seconds,
-            "measured_seconds": dict(sorted(tasks.seconds.items())),
-            "taken_from_cache": tasks.taken,
-        },
+        "runs": dict(runs),
     }
     return Outcome(
         fp32=evaluation.fp32,

@@ -9,7 +9,7 @@ shift          what it does                                          strengths o
 =============  ====================================================  =================================
 brightness     adds a constant                                       25, 51, 76 grey levels
 contrast       draws pixels towards the image's mean                 to 75, 50, 25 %
-blur           Gaussian blur                                         sigma 1, 2, 3 pixels per 224
+blur           Gaussian blur; small images at least as 67 pixels     sigma 1, 2, 3 pixels per 224
 jpeg           JPEG compression and decompression                    quality 50, 25, 10
 noise          adds Gaussian noise, the same for every evaluation    10, 20, 40 grey levels
 =============  ====================================================  =================================
@@ -48,6 +48,7 @@ IMAGE_SHIFTS: Final[Mapping[str, tuple[float, ...]]] = {
 }
 _CHANNELS: Final = (1, 3)
 _BLUR_REFERENCE_PIXELS: Final = 224
+_BLUR_LEAST_RATIO: Final = 0.3
 
 
 class PixelCoding(Record):
@@ -124,7 +125,8 @@ def shifted(values: Array, coding: PixelCoding, kind: str, grade: int, *, seed: 
         mean = np.float32(pixels.mean(dtype=np.float64))
         pixels = mean + (pixels - mean) * np.float32(strength)
     elif kind == "blur":
-        pixels = _blurred(pixels, strength * min(pixels.shape[:2]) / _BLUR_REFERENCE_PIXELS)
+        ratio = min(pixels.shape[:2]) / _BLUR_REFERENCE_PIXELS
+        pixels = _blurred(pixels, strength * max(ratio, _BLUR_LEAST_RATIO))
     elif kind == "jpeg":
         pixels = _compressed(pixels, int(strength))
     else:

@@ -2,8 +2,8 @@
 
     python scripts/experiments/digits.py [--out artifacts/digits-compare] [--workers N]
 
-1,000 of the 1,797 digits train the network; of the others 128 calibrate and 669 are held aside to compare on, with their
-real labels. Every calibrator is measured without shift, with noise on the activations and with changed images.
+1,000 of the 1,797 digits train the network; of the others 128 calibrate and 669 are held aside to compare on, with
+their real labels. Every calibrator is measured without shift, with noise on the activations and with changed images.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def trained(images: np.ndarray, labels: np.ndarray, epochs: int = 12) -> Digits:
 
 
 def prepare(folder: Path) -> tuple[Path, Path, Path]:
-    """Train, and write what the experiment reads: the ONNX model, the images and the labels that were not trained on."""
+    """Train; write what the experiment reads: the ONNX model, the images not trained on, and their labels."""
     images, labels = load()
     folder.mkdir(parents=True, exist_ok=True)
     model = trained(images[:TRAINED_ON], labels[:TRAINED_ON])
