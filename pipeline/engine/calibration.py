@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
 
-from pipeline.core.errors import InputError
+from calibrators.cache import cache_text, read_cache
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from pipeline.engine.compat import Api
 
-__all__ = ["cache_for", "make_calibrator"]
-
-_HEADER = re.compile(r"TRT-(\d+)-(\w+)$")
-_ALGORITHM = "EntropyCalibration2"
+__all__ = ["cache_for", "cache_version", "make_calibrator"]
 
 
-def header(api: Api) -> str:
-    """First line of a cache that this version accepts, such as ``TRT-8600-EntropyCalibration2``.
+def cache_version(api: Api) -> str:
+    """The number in the header of a cache that this version accepts, such as ``8600``.
 
-    The number is major * 1000 + minor * 100 + patch, from 10 on major * 10000 + minor * 100 + patch.
+    major * 1000 + minor * 100 + patch, from 10 on major * 10000 + minor * 100 + patch.
     """
     major, minor, patch = (int(part) for part in api.version.split(".")[:3])
-    number = major * (1000 if major < 10 else 10000) + minor * 100 + patch
-    return f"TRT-{number}-{_ALGORITHM}"
+    return str(major * (1000 if major < 10 else 10000) + minor * 100 + patch)
 
 
 def cache_for(api: Api, path: Path) -> bytes:
@@ -34,29 +29,7 @@ def cache_for(api: Api, path: Path) -> bytes:
     Raises:
         InputError: the file is missing or is no calibration cache, or a scale in it is not a positive number.
     """
-    try:
-        first, *lines = path.read_text().splitlines() or [""]
-    except FileNotFoundError as error:
-        raise InputError(f"calibration cache {path} does not exist") from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not a calibration cache: it is not text") from error
-    if not _HEADER.match(first.strip()):
-        raise InputError(
-            f"{path} is not a calibration cache: its first line is {first[:60]!r}, expected TRT-VERSION-ALGORITHM"
-        )
-    entries = [line for line in lines if line.strip()]
-    if not entries:
-        raise InputError(f"calibration cache {path} has no scales")
-    for line in entries:
-        name, separator, digits = line.rpartition(": ")
-        if not separator or not re.fullmatch(r"[0-9a-f]{1,8}", digits.strip()):
-            raise InputError(f"calibration cache {path}: {line!r} is not of the form 'tensor: hexadecimal float32'")
-        exponent = int(digits, 16) >> 23 & 0xFF
-        if int(digits, 16) >> 31 or int(digits, 16) == 0 or exponent == 0xFF:
-            raise InputError(
-                f"calibration cache {path}: the scale of {name!r} is not a positive finite number ({digits})"
-            )
-    return "\n".join([header(api), *entries, ""]).encode()
+    return cache_text(read_cache(path).scales, version=cache_version(api), algorithm="EntropyCalibration2").encode()
 
 
 def make_calibrator(api: Api, cache: bytes) -> tuple[Any, list[str]]:

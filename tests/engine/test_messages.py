@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from pipeline.engine.calibration import header
+from pipeline.engine.calibration import cache_version
 from pipeline.engine.compat import Api
 from pipeline.engine.messages import make_error_recorder, make_logger, skipped_tactics, worst_words
 from pipeline.engine.records import Message
@@ -61,6 +61,6 @@ def test_lines_about_workspace_are_recognised() -> None:
 
 
 def test_the_header_of_a_cache_has_the_versions_number() -> None:
-    assert header(Api(trt=None, rtx=False, version="8.6.0")) == "TRT-8600-EntropyCalibration2"
-    assert header(Api(trt=None, rtx=False, version="8.2.5.1")) == "TRT-8205-EntropyCalibration2"
-    assert header(Api(trt=None, rtx=False, version="10.16.1.11")) == "TRT-101601-EntropyCalibration2"
+    assert cache_version(Api(trt=None, rtx=False, version="8.6.0")) == "8600"
+    assert cache_version(Api(trt=None, rtx=False, version="8.2.5.1")) == "8205"
+    assert cache_version(Api(trt=None, rtx=False, version="10.16.1.11")) == "101601"
