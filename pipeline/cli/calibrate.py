@@ -1,0 +1,196 @@
+"""`quantize calibrate`: the calibrate stage alone, or passes of several machines joined."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pipeline.cli.common import make_progress, output_options, print_json, user_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pipeline.calibrate import CalibrationResult
+    from pipeline.consistency.opening import Opened
+    from pipeline.core.progress import Progress
+
+_OUT = Path("calibration.npz")
+
+
+@click.command()
+@click.argument("sources", nargs=-1, metavar="MODEL | --merge FILE FILE...")
+@click.option("--data", help="Folder of images, .npy, .npz, or file.py:callable yielding arrays.")
+@click.option("-o", "--out", type=click.Path(path_type=Path), default=_OUT, show_default=True, help="File to write.")
+@click.option("--merge", is_flag=True, help="Join calibration files of passes over different batches, exactly.")
+@click.option("--samples", type=int, help="Samples to calibrate on [128, or as in the artifact].")
+@click.option("--batch-size", type=int, default=8, show_default=True, help="Samples per batch.")
+@click.option("--preprocess", help="Images: preset or key=value;... (resize, crop, mean, std, channels, layout).")
+@click.option("--profile", "profiles", multiple=True, metavar="NAME=MIN,OPT,MAX[;...]", help="As for `quantize build`.")
+@click.option("--shard", metavar="I/N", help="Only the I-th of N parts of the batches (0/2 and 1/2), to merge later.")
+@click.option("--shards", default="cyclic", help="Under torchrun, who takes which batch: cyclic, blocks, scattered.")
+@click.option(
+    "--backend", type=click.Choice(["auto", "gloo", "nccl"]), default="auto", help="Under torchrun, between ranks."
+)
+@click.option("--rank-timeout", type=float, default=25.0, help="Under torchrun, seconds a rank may go on silently.")
+@click.option("--on-nonfinite", type=click.Choice(["error", "skip"]), default="error", show_default=True)
+@click.option("--include", multiple=True, help="As for `quantize build` (repeatable).")
+@click.option("--exclude", multiple=True, help="As for `quantize build` (repeatable).")
+@click.option("--rule-off", "rules_off", multiple=True, help="As for `quantize build` (repeatable).")
+@click.option("--checkpoint-every", type=click.IntRange(min=1), default=32, show_default=True, help="Batches.")
+@click.option("--fresh", is_flag=True, help="Start again even where an unfinished pass is found.")
+@output_options
+@user_errors
+def command(
+    sources: tuple[str, ...],
+    out: Path,
+    merge: bool,
+    as_json: bool,
+    quiet: bool,
+    verbose: bool,
+    **flags: Any,
+) -> None:
+    """Gather the statistics of MODEL (an artifact, .onnx file or callable) on --data, for every calibrator at once.
+
+    The file goes into `quantize build --calibration FILE --calibrator NAME`, which then needs no pass over the data. A
+    killed pass goes on where it was when the same command is given again. On several machines, give each its
+    --shard I/N and join the files:
+
+    \b
+      quantize calibrate --merge part0.npz part1.npz -o calibration.npz
+
+    On one machine or cluster, torchrun does both: torchrun --nproc-per-node 4 -m pipeline.cli calibrate MODEL ...
+    """
+    from pipeline.consistency.launch import launched
+    from pipeline.core.errors import InputError
+
+    progress = make_progress(quiet=quiet, verbose=verbose)
+    if merge:
+        from pipeline.calibrate import merge_passes
+
+        _show(merge_passes([Path(source) for source in sources], out, progress=progress), out, as_json, quiet)
+        return
+    if len(sources) != 1:
+        raise InputError(
+            f"`quantize calibrate` takes one model, got {len(sources)}", remedy="--merge joins several files"
+        )
+    if not flags["data"]:
+        raise InputError(
+            "no calibration data is given (--data)",
+            remedy="give a folder of images, .npy, .npz or file.py:callable; random data is never used",
+        )
+    if out.is_dir():
+        raise InputError(f"--out {out} is a folder", remedy=f"name the file: --out {out / _OUT}")
+    out.absolute().parent.mkdir(parents=True, exist_ok=True)
+    result = (
+        _over_ranks(sources[0], out, flags, progress, verbose)
+        if launched()
+        else _alone(sources[0], out, flags, progress)
+    )
+    if result is not None:
+        _show(result, out, as_json, quiet)
+
+
+def _alone(model: str, out: Path, flags: Mapping[str, Any], progress: Progress) -> CalibrationResult:
+    from pipeline import calibrate
+    from pipeline.consistency.shares import rank_batches
+    from pipeline.core.files import link_or_copy
+    from pipeline.runner import StageRunner
+
+    rank, size = _part(flags["shard"])
+    folder = out.absolute().with_name(f".{out.name}.work")
+    with StageRunner(folder, progress).locked():
+        opened = _open(model, flags, folder, progress)
+        work = opened.work
+        if flags["fresh"]:
+            (folder / calibrate.CHECKPOINT).unlink(missing_ok=True)
+        result = calibrate.run(
+            work.model,
+            work.tensors,
+            rank_batches(work.source, work.samples, work.batch_size, work.inputs, rank=rank, size=size),
+            folder=folder,
+            on_nonfinite=work.on_nonfinite,
+            checkpoint_every=flags["checkpoint_every"],
+            progress=progress,
+            total=len(work.samples) if size == 1 else None,
+            data_key=work.source.key() if size == 1 else f"{work.source.key()} {rank}/{size}",
+        )
+        link_or_copy(result.statistics_path, out.absolute())
+        shutil.rmtree(folder, ignore_errors=True)
+    return result
+
+
+def _over_ranks(
+    model: str, out: Path, flags: Mapping[str, Any], progress: Progress, verbose: bool
+) -> CalibrationResult | None:
+    """The result in rank 0, None in the others."""
+    import tempfile
+
+    from pipeline.cli.ranks import rank_session
+    from pipeline.core.errors import InputError
+    from pipeline.core.files import link_or_copy
+    from pipeline.core.progress import SILENT
+
+    if flags["shard"]:
+        raise InputError("--shard is for passes that are merged later; torchrun shares the batches out by itself")
+    with rank_session(backend=flags["backend"], limit_s=flags["rank_timeout"], verbose=verbose) as group:
+        from pipeline.consistency.distributed import calibrate_ranks, check_agreement
+        from pipeline.consistency.group import PREPARING
+
+        group.phase("preparing the model", patience=PREPARING)
+        shown = progress if group.rank == 0 else SILENT
+        with tempfile.TemporaryDirectory(prefix="quantize-calibrate-") as name:
+            folder = Path(name)
+            opened = _open(model, flags, folder, shown)
+            check_agreement(group, opened.work, model_sha256=opened.model_sha256)
+            result = calibrate_ranks(group, opened.work, folder=folder, progress=shown)
+            if group.rank == 0:
+                link_or_copy(result.statistics_path, out.absolute())
+    return result if group.rank == 0 else None
+
+
+def _open(model: str, flags: Mapping[str, Any], folder: Path, progress: Progress) -> Opened:
+    from pipeline.config import BuildConfig, validated
+    from pipeline.consistency.opening import open_work
+
+    given = {key: flags[key] for key in ("data", "preprocess", "profiles", "samples", "batch_size", "on_nonfinite")}
+    placement = {key: flags[key] for key in ("include", "exclude", "rules_off")}
+    config = validated(BuildConfig, {**given, "model": model, "out": folder, "placement": placement}, origin="options")
+    return open_work(
+        model,
+        config.data,
+        folder=folder,
+        preprocess=config.preprocess,
+        profiles=config.profiles,
+        placement=config.placement,
+        samples=config.samples,
+        batch_size=config.batch_size,
+        on_nonfinite=config.on_nonfinite,
+        shard=flags["shards"],
+        progress=progress,
+    )
+
+
+def _part(text: str | None) -> tuple[int, int]:
+    """``1/4`` as (1, 4); nothing as (0, 1)."""
+    from pipeline.core.errors import InputError
+
+    if text is None:
+        return 0, 1
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if match is None or not int(match[1]) < int(match[2]):
+        raise InputError(
+            f"--shard {text!r} is not I/N with I below N", remedy="for two machines: 0/2 on one, 1/2 on the other"
+        )
+    return int(match[1]), int(match[2])
+
+
+def _show(result: CalibrationResult, out: Path, as_json: bool, quiet: bool) -> None:
+    if as_json:
+        print_json({"file": str(out), **result.model_dump(mode="json", exclude={"dependencies"})})
+    elif not quiet:
+        skipped = f", {result.skipped_batches} batches skipped" if result.skipped_batches else ""
+        click.echo(f"{out}: {result.tensors} tensors, {result.samples} samples in {result.batches} batches{skipped}")
