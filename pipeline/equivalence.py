@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pipeline.config import Profile
     from pipeline.records import TensorSpec
 
-__all__ = ["Difference", "difference", "example_shapes", "random_feeds", "rounding_noise", "run_model"]
+__all__ = ["Difference", "difference", "differences", "example_shapes", "random_feeds", "rounding_noise", "run_model"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _NOISE_TRIALS = 3
@@ -53,7 +53,12 @@ class Difference:
 
 def difference(expected: Mapping[str, Array], found: Mapping[str, Array]) -> Difference:
     """The output with the largest difference. Names are equal; another shape counts as infinitely different."""
-    return max((_of_output(name, expected[name], found[name]) for name in expected), key=lambda item: item.error)
+    return max(differences(expected, found).values(), key=lambda item: item.error)
+
+
+def differences(expected: Mapping[str, Array], found: Mapping[str, Array]) -> dict[str, Difference]:
+    """The difference of each output by name."""
+    return {name: _of_output(name, expected[name], found[name]) for name in expected}
 
 
 def _of_output(name: str, expected: Array, found: Array) -> Difference:
@@ -124,11 +129,11 @@ def random_feeds(inputs: Sequence[TensorSpec], shapes: Mapping[str, tuple[int, .
     return feeds
 
 
-def rounding_noise(model: Path, feeds: Mapping[str, Array], expected: Mapping[str, Array]) -> float:
-    """How far the outputs of ``model`` move when each float input moves by about one unit in its last place.
+def rounding_noise(model: Path, feeds: Mapping[str, Array], expected: Mapping[str, Array]) -> dict[str, float]:
+    """How far the tensors ``expected`` of ``model`` move when each float input moves by one unit in its last place.
 
     Two equal models may differ by as much: a network that ends in a sigmoid near zero, or that subtracts what is almost
-    equal, has fewer correct digits than float32. The largest of a few seeded trials.
+    equal, has fewer correct digits than float32. The largest of a few seeded trials, by name.
     """
     generator = np.random.default_rng(0)
     trials = []
@@ -139,18 +144,23 @@ def rounding_noise(model: Path, feeds: Mapping[str, Array], expected: Mapping[st
                 step = np.finfo(array.dtype).eps * generator.choice([-1.0, 1.0], array.shape)
                 moved[name] = (array * (1 + step)).astype(array.dtype)
         trials.append(moved)
-    return max(difference(expected, found).error for found in run_model(model, trials))
+    found = [differences(expected, moved) for moved in run_model(model, trials, capture=list(expected))]
+    return {name: max(trial[name].error for trial in found) for name in expected}
 
 
-def run_model(model: Path, feeds: Sequence[Mapping[str, Array]], *, optimise: bool = True) -> list[dict[str, Array]]:
-    """Outputs of ``model`` by name for each of ``feeds``; the session is gone when this returns.
+def run_model(
+    model: Path, feeds: Sequence[Mapping[str, Array]], *, capture: Sequence[str] = ()
+) -> list[dict[str, Array]]:
+    """Outputs of ``model`` and the tensors ``capture`` by name for each of ``feeds``.
+
+    The session is gone when this returns.
 
     Raises:
         ToolError: onnxruntime refuses the model. Its own exceptions escape where it refuses the feeds.
     """
     import onnxruntime
 
-    session = make_session(model, optimise=optimise)
+    session = make_session(model, capture=capture)
     options = onnxruntime.RunOptions()
     options.log_severity_level = 4  # what it would print is in its exception
     names = [output.name for output in session.get_outputs()]

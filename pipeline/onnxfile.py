@@ -68,6 +68,8 @@ def load_model(path: Path) -> ir.Model:
 
 
 def _unreadable(path: Path, error: BaseException) -> InputError:
+    while error.__cause__ is not None:  # onnx_ir wraps the error that says what is wrong
+        error = error.__cause__
     return InputError(
         f"{path} is not a readable ONNX model: {error}",
         remedy="it may be truncated or of another format: export it again",

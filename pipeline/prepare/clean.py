@@ -121,15 +121,14 @@ def _constant_names(model: ir.Model) -> set[str]:
 
 
 def _may_fold(node: ir.Node) -> bool | None:
-    """False keeps the node; None leaves the decision to the folder."""
+    """True folds the node, False keeps it; None leaves the decision to the folder."""
     if node.op_type in _QUANTIZERS or node.domain not in ("", "ai.onnx"):
         return False
     if node.op_type in _GROWING:
         value = node.outputs[0]
         sizes = [dim for dim in value.shape if isinstance(dim, int)] if value.shape is not None else []
         known = value.shape is not None and len(sizes) == len(value.shape)
-        if not known or math.prod(sizes) > _LARGEST_GROWN:
-            return False
+        return known and math.prod(sizes) <= _LARGEST_GROWN
     return None
 
 

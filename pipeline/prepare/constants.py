@@ -9,7 +9,7 @@ import numpy as np
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-__all__ = ["constant", "new_initializer", "set_constant"]
+__all__ = ["constant", "new_initializer", "replace_by_constant", "set_constant"]
 
 
 def constant(value: ir.Value | None) -> np.ndarray[Any, np.dtype[Any]] | None:
@@ -33,6 +33,15 @@ def new_initializer(graph: ir.Graph, array: np.ndarray[Any, np.dtype[Any]], stem
     value.dtype = ir.DataType.from_numpy(array.dtype)
     graph.register_initializer(value)
     return value
+
+
+def replace_by_constant(graph: ir.Graph, node: ir.Node, array: np.ndarray[Any, np.dtype[Any]]) -> None:
+    """Put ``array`` in the place of the node's only output, under its name, and remove the node."""
+    old = node.outputs[0]
+    name = str(old.name)
+    old.name = None
+    old.replace_all_uses_with(new_initializer(graph, array, name))
+    graph.remove(node, safe=True)
 
 
 def set_constant(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +9,6 @@ import numpy as np
 
 from pipeline.core.errors import CheckFailed
 from pipeline.core.progress import SILENT, Progress
-from pipeline.equivalence import difference, example_shapes, random_feeds, rounding_noise, run_model
 from pipeline.onnxfile import all_graphs, check_file, infer_shapes, load_model, opset_of, save_model, tensor_specs
 from pipeline.prepare.clean import (
     clear_meaningless_dimensions,
@@ -23,8 +21,10 @@ from pipeline.prepare.clean import (
 )
 from pipeline.prepare.names import name_nodes
 from pipeline.prepare.pad import fold_pads
+from pipeline.prepare.proof import TOLERANCE, compare
 from pipeline.prepare.result import Change, PrepareResult
 from pipeline.prepare.scale_shift import fold_scale_shift
+from pipeline.prepare.static_shapes import fold_static_shapes
 from pipeline.prepare.unshare import unshare_weights
 
 if TYPE_CHECKING:
@@ -32,13 +32,9 @@ if TYPE_CHECKING:
 
     import onnx_ir as ir
 
-    from pipeline.records import TensorSpec
 
 __all__ = ["rewrite", "run"]
 
-TOLERANCE = 1e-5
-_NOISE_FACTOR = 4.0
-"""Where rounding alone moves the outputs by more than the tolerance, this many times as much is allowed."""
 _MOST_ROUNDS = 4
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -69,7 +65,7 @@ def run(
     inputs, outputs = tensor_specs(graph_model.graph.inputs), tensor_specs(graph_model.graph.outputs)
     after, opset = _nodes(graph_model), opset_of(graph_model)
     del graph_model
-    comparison = _compare(model, path, inputs, sample_feeds)
+    comparison = compare(model, path, inputs, sample_feeds)
     for warning in comparison.warnings:
         progress.warn(warning)
     progress.note(f"prepared: {before} nodes became {after}" + (f" ({_summary(changes)})" if changes else ""))
@@ -116,6 +112,7 @@ def rewrite(model: ir.Model, advance: Any = lambda: None) -> tuple[Change, ...]:
     for _ in range(_MOST_ROUNDS):
         infer_shapes(model)
         before = _nodes(model)
+        note("tensor made constant", fold_static_shapes(model))
         note("tensor made constant", fold_constants(model))
         simplify(model)
         note("Identity removed", remove_identity(model))
@@ -146,66 +143,3 @@ def _check_dynamic(model: ir.Model, declared: Sequence[Mapping[str, tuple[bool, 
         raise CheckFailed(f"preparing changed the inputs or outputs: {declared} became {now}")
     if now[0] != declared[0]:
         raise CheckFailed(f"preparing changed the dynamic dimensions of the inputs: {declared[0]} became {now[0]}")
-
-
-@dataclass(frozen=True)
-class _Comparison:
-    random_error: float | None
-    data_error: float | None
-    noise: float | None
-    warnings: tuple[str, ...] = ()
-
-
-def _compare(
-    original: Path, prepared: Path, inputs: Sequence[TensorSpec], sample_feeds: Sequence[Mapping[str, Array]]
-) -> _Comparison:
-    """Compare on random inputs and on the samples."""
-    data_error, data_noise = None, None
-    if sample_feeds:
-        shapes = [{name: array.shape for name, array in sample_feeds[0].items()}]
-        expected = run_model(original, sample_feeds)
-        data_error, data_noise = _judge(original, prepared, sample_feeds, expected, "the given samples")
-    else:
-        shapes = example_shapes(inputs)
-    for shape in shapes:
-        feeds = random_feeds(inputs, shape, seed=0)
-        if sample_feeds:
-            # Random integers are no valid ids for every model; the given ones are.
-            feeds.update({name: array for name, array in sample_feeds[0].items() if array.dtype.kind != "f"})
-        try:
-            expected = run_model(original, [feeds])
-        except Exception:  # onnxruntime refuses a guessed shape with one of several types: try the next
-            continue
-        error, noise = _judge(original, prepared, [feeds], expected, "random inputs")
-        return _Comparison(error, data_error, max((n for n in (noise, data_noise) if n is not None), default=None))
-    warning = "the prepared model was not compared on random inputs: no shape was found that the model takes"
-    return _Comparison(None, data_error, data_noise, (warning,))
-
-
-def _judge(
-    original: Path,
-    prepared: Path,
-    feeds: Sequence[Mapping[str, Array]],
-    expected: Sequence[Mapping[str, Array]],
-    what: str,
-) -> tuple[float, float | None]:
-    """The largest error, and the model's rounding noise where it had to be measured.
-
-    Raises:
-        CheckFailed: an error is above the tolerance and above the rounding noise.
-    """
-    largest, noise = 0.0, None
-    for feed, before, after in zip(feeds, expected, run_model(prepared, feeds), strict=True):
-        worst = difference(before, after)
-        largest = max(largest, worst.error)
-        if worst.error <= TOLERANCE:
-            continue
-        noise = rounding_noise(original, feed, before)
-        if worst.error <= _NOISE_FACTOR * noise:
-            continue
-        raise CheckFailed(
-            f"{original.name} computes something else after preparing it, on {what}: {worst.describe()}, "
-            f"the limit is {TOLERANCE:g}",
-            remedy="this is a fault of the pipeline or of onnxruntime: please report it with the model",
-        )
-    return largest, noise

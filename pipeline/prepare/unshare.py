@@ -27,6 +27,8 @@ def unshare_weights(model: ir.Model) -> list[str]:
     Returns:
         Names of the copied weights, once per copy.
     """
+    import onnx_ir as ir
+
     copied = []
     kept: set[int] = set()
     for node in list(model.graph):
@@ -39,6 +41,9 @@ def unshare_weights(model: ir.Model) -> list[str]:
             if weighted and id(value) not in kept:
                 kept.add(id(value))
                 continue
+            if not isinstance(value.const_value, ir.ExternalTensor):
+                # Both tensors hold the one array: reading it from the file's message would give a second.
+                value.const_value = ir.tensor(array, name=value.name)
             node.replace_input_with(index, new_initializer(model.graph, array, str(value.name)))
             copied.append(str(value.name))
     return copied
