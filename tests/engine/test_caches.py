@@ -40,7 +40,7 @@ def test_a_cache_gets_the_header_that_this_version_wants(tmp_path: Path) -> None
 def test_damaged_caches_are_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "c"
     path.write_bytes(content)
-    with pytest.raises(InputError, match="calibration cache|positive and finite"):
+    with pytest.raises(InputError, match=r"calibration cache|positive and finite"):
         cache_for(API, path)
 
 

@@ -1,0 +1,53 @@
+"""Tables of an engine's layers, for `quantize inspect --engine`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from pipeline.engine.lint import Finding
+    from pipeline.engine.view import EngineView
+
+__all__ = ["print_view"]
+
+
+def print_view(out: Console, view: EngineView) -> None:
+    """Layers, what the convolutions ended in, and what to change."""
+    out.print(f"{view.target} engine, TensorRT {view.tensorrt}, {view.built_on}", markup=False)
+    out.print(_layers(view))
+    convolutions = [layer for layer in view.layers if layer.convolution]
+    left = view.float_convolutions
+    text = f"{len(convolutions)} convolutions, {len(convolutions) - len(left)} in INT8, {len(left)} in float"
+    out.print(text + (f": {', '.join(layer.name for layer in left)}" if left else ""), markup=False)
+    if view.times_ms:
+        shapes = ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in view.shapes.items())
+        out.print(f"{sum(view.times_ms.values()):.3f} ms in all at {shapes}", markup=False)
+    for finding in view.findings:
+        out.print(_finding(finding), markup=False)
+
+
+def _layers(view: EngineView) -> Table:
+    from rich.table import Table
+
+    table = Table(title="layers", title_justify="left")
+    for column in ("layer", "in", "out", "tactic"):
+        table.add_column(column, overflow="fold")
+    table.add_column("nodes", justify="right")
+    if view.times_ms:
+        table.add_column("ms", justify="right")
+    for layer in view.layers:
+        kinds = (", ".join(dict.fromkeys(t.dtype for t in tensors)) for tensors in (layer.inputs, layer.outputs))
+        row = [layer.name.replace("[", r"\["), *kinds, layer.tactic, str(len(layer.fused))]
+        if view.times_ms:
+            ms = view.times_ms.get(layer.name)
+            row.append("-" if ms is None else f"{ms:.4f}")
+        table.add_row(*row, style="dim" if layer.reformat else None)
+    return table
+
+
+def _finding(finding: Finding) -> str:
+    cost = f" ({finding.ms:.4f} ms)" if finding.ms is not None else ""
+    return f"{finding.kind}{cost}: {finding.where}: {finding.message}\n    -> {finding.remedy}"
