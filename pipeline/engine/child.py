@@ -23,8 +23,8 @@ from pipeline.engine.records import BuildOptions, DeviceInfo, Message
 __all__ = ["main", "workspace_limit"]
 
 _UNSUPPORTED = ("UNSUPPORTED_NODE", "UNSUPPORTED_GRAPH")
-_WORKSPACE_FLOOR_BYTES = 1 << 30
-_WORKSPACE_PER_MODEL_BYTE = 32
+_WORKSPACE_FLOOR_BYTES = 4 << 30
+_WORKSPACE_PER_WEIGHT_BYTE = 32
 _WORKSPACE_CARD_SHARE = 0.5
 
 
@@ -199,11 +199,7 @@ class Build:
         api.set_target(config, options)
         api.share_profiles(config)
         config.profiling_verbosity = api.trt.ProfilingVerbosity.DETAILED
-        limit = (
-            options.workspace_bytes
-            if options.workspace_bytes is not None
-            else workspace_limit(self.path, model, self.device)
-        )
+        limit = options.workspace_bytes if options.workspace_bytes is not None else workspace_limit(model, self.device)
         if limit is not None:
             config.set_memory_pool_limit(api.trt.MemoryPoolType.WORKSPACE, limit)
         if options.optimization_level is not None:
@@ -293,15 +289,15 @@ def _where(name: str, operator: str) -> str:
     return f"node {name!r} ({operator})"
 
 
-def workspace_limit(path: Path, model: Model, device: DeviceInfo | None) -> int | None:
-    """Scratch memory that kernels may use: 32 times the model, at least 1 GiB, at most half of the card.
+def workspace_limit(model: Model, device: DeviceInfo | None) -> int | None:
+    """Scratch memory that kernels may use: 32 times the weights, at least 4 GiB, at most half of the card.
 
     None without a card: TensorRT's own default stays.
     """
     if device is None:
         return None
     return min(
-        max(_WORKSPACE_PER_MODEL_BYTE * model.file_bytes, _WORKSPACE_FLOOR_BYTES),
+        max(_WORKSPACE_PER_WEIGHT_BYTE * model.weight_bytes, _WORKSPACE_FLOOR_BYTES),
         int(_WORKSPACE_CARD_SHARE * device.memory_bytes),
     )
 

@@ -197,7 +197,6 @@ class Model:
     ir_version: int = 0
     opsets: dict[str, int] = field(default_factory=dict)
     graph: Graph = field(default_factory=Graph)
-    file_bytes: int = 0
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
@@ -213,6 +212,12 @@ class Model:
             node.op_type == "Cast" and node.attributes["to"].integer == _FLOAT16 if "to" in node.attributes else False
             for _, node in self.graph.walk()
         ) or any(tensor.dtype == "float16" for tensor in self.graph.initializers.values())
+
+    @property
+    def weight_bytes(self) -> int:
+        """Size of the main graph's constants, those in other files too."""
+        sizes = {name: np.dtype(name).itemsize for name in DTYPES.values() if name not in ("string", "bfloat16")}
+        return sum(tensor.size * sizes.get(tensor.dtype, 1) for tensor in self.graph.initializers.values())
 
     @property
     def quantised(self) -> bool:
@@ -345,7 +350,7 @@ def read_model(path: Path) -> Model:
         raise InputError(f"model {path} does not exist") from error
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from error
-    model = Model(file_bytes=size)
+    model = Model()
     try:
         for number, value in _fields(data):
             if number == 1:

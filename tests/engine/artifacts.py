@@ -36,8 +36,19 @@ def make_artifact(
         (source / "build.json").write_text(built.model_dump_json())
         files |= {f"engines/tensorrt/{file}": source / file for file in ("model.plan", "build.json")}
         targets["tensorrt"] = built.manifest_entry()
-    spec = TensorSpec(name="x", dtype="float32", shape=("N", 3))
-    manifest = Manifest(
+    return package.run(files, manifest((PROFILE,), shape=("N", 3), name=name, targets=targets), folder=folder)
+
+
+def manifest(
+    profiles: tuple[str, ...],
+    *,
+    shape: tuple[int | str, ...],
+    name: str = "net",
+    targets: dict[str, dict[str, Any]] | None = None,
+) -> Manifest:
+    """From ``x`` to ``y``, both of ``shape``."""
+    spec = TensorSpec(name="x", dtype="float32", shape=shape)
+    return Manifest(
         name=name,
         created="2026-01-01T00:00:00+00:00",
         tools={},
@@ -46,10 +57,9 @@ def make_artifact(
         calibration=CalibrationRecord(calibrator="entropy", params={}, batches=1, skipped_batches=0, tensors=3),
         inputs=(spec,),
         outputs=(spec.model_copy(update={"name": "y"}),),
-        profiles=(PROFILE,),
-        targets=targets,
+        profiles=profiles,
+        targets=targets or {},
     )
-    return package.run(files, manifest, folder=folder)
 
 
 class FakeBuilder:

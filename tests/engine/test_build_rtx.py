@@ -19,7 +19,8 @@ from pipeline.engine import builder, child
 from pipeline.engine.builder import build_engine
 from pipeline.engine.compat import load_api
 from pipeline.engine.device import describe_device
-from pipeline.engine.records import BuildOptions, EngineRecord
+from pipeline.engine.onnx_wire import Graph, Model, Tensor
+from pipeline.engine.records import BuildOptions, DeviceInfo, EngineRecord, Message
 from tests.engine import graphs
 
 pytest.importorskip("tensorrt_rtx", reason="needs tensorrt-rtx")
@@ -227,6 +228,28 @@ def test_a_profile_that_tensorrt_itself_refuses(tmp_path: Path, monkeypatch: pyt
     work = child.Build(load_api("rtx"), graphs.conv(tmp_path / "m.onnx"), (profile,), BuildOptions(), Recording())  # type: ignore[arg-type]
     with pytest.raises(InputError, match="refuses profile 0"):
         work.run(tmp_path / "model.plan")
+
+
+def test_kernels_left_out_for_lack_of_workspace_are_a_warning_with_the_limit(tmp_path: Path) -> None:
+    options = BuildOptions(workspace_bytes=64 << 20)
+    work = child.Build(load_api("rtx"), graphs.conv(tmp_path / "m.onnx"), (PROFILE,), options, Recording())  # type: ignore[arg-type]
+    words = "Tactic Device request: 512MB Available: 64MB. Device memory is insufficient to use tactic."
+    work.receive(Message(severity="warning", source="logger", text=words))
+    work.run(tmp_path / "model.plan")
+    (warning,) = [message.text for message in work.messages if message.source == "check"]
+    assert "the workspace limit of 64 MiB made TensorRT leave kernels out" in warning
+    assert words in warning
+
+
+@pytest.mark.parametrize(
+    ("weights", "card_bytes", "limit"),
+    [(1 << 20, 16 << 30, 4 << 30), (1 << 26, 32 << 30, 8 << 30), (1 << 28, 8 << 30, 4 << 30)],
+)
+def test_the_workspace_follows_model_and_card(weights: int, card_bytes: int, limit: int) -> None:
+    card = DeviceInfo(name="c", compute_capability="9.0", driver="1", memory_bytes=card_bytes)
+    model = Model(graph=Graph(initializers={"w": Tensor(shape=(weights,), external=True)}))
+    assert child.workspace_limit(model, card) == limit
+    assert child.workspace_limit(model, None) is None
 
 
 def test_a_crash_is_reported_with_the_last_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
