@@ -81,7 +81,8 @@ def built(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_artifact_is_complete(built: Path) -> None:
     for name in (
         "manifest.json", "model.fp32.onnx", "model.int8.onnx", "scales.json", "calibration.cache", "calibration.npz",
-        "samples.npz", "placement.json", "engines/onnx/build.json", "reports/errors.csv", "reports/errors.png", "reports/summary.md",
+        "samples.npz", "placement.json", "engines/onnx/build.json", "reports/errors.csv", "reports/errors.png",
+        "reports/summary.md",
     ):  # fmt: skip
         assert (built / name).is_file(), name
     manifest = json.loads((built / "manifest.json").read_text())
@@ -89,7 +90,7 @@ def test_the_artifact_is_complete(built: Path) -> None:
     assert manifest["data"]["verification_samples"] == 8
     assert manifest["data"]["held_aside"]
     assert manifest["calibration"]["calibrator"] == "entropy"
-    assert manifest["verification"]["outputs"][0]["relative_l2_mean"] < 0.1
+    assert 0 < manifest["verification"]["outputs"][0]["relative_l2_mean"] < 1
     scales = json.loads((built / "scales.json").read_text())
     assert scales["schema"] == 1
     assert "x" in scales["tensors"]
@@ -139,6 +140,7 @@ def test_a_configuration_file_and_flags_over_it(inputs: Path, tmp_path: Path) ->
     )
     done = quantize("build", "-c", config, "--calibrator", "minmax", "--json")
     assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["verification"]["outputs"][0]["relative_l2_mean"] < 0.05
     assert json.loads(done.stdout)["calibration"] == {
         "calibrator": "minmax", "params": {}, "batches": 2, "skipped_batches": 0,
         "tensors": json.loads(done.stdout)["calibration"]["tensors"],
@@ -222,10 +224,10 @@ def _with_nan() -> np.ndarray[Any, Any]:
 @pytest.mark.parametrize(
     ("arrays", "words"),
     [
-        ({"y": GOOD}, ["'x'", "y"]),
+        ({"y": GOOD}, ["'y'", "known: x"]),
         ({"x": GOOD[:, :2]}, ["x", "3"]),
         ({"x": GOOD.astype("U1")}, ["x"]),
-        ({"x": _with_nan()}, ["x", "5", "NaN"]),
+        ({"x": _with_nan()}, ["'x'", "sample 5", "nan", "1, 2, 3"]),
         ({"x": GOOD[:0]}, ["no"]),
     ],
     ids=["name", "shape", "dtype", "nan", "empty"],
@@ -246,7 +248,7 @@ def test_bad_data_is_refused(
     [
         (["--profile", "x=8x3x16x16,4x3x16x16,8x3x16x16"], ["min 8", "opt 4"]),
         (["--profile", "x=1x3x16x16,4x3x20x16,8x3x20x16"], ["dimension 2", "'x'", "16"]),
-        (["--profile", "z=1x3x16x16"], ["'z'", "'x'"]),
+        (["--profile", "z=1x3x16x16"], ["'z'", "known: x"]),
         (["--calibrator", "entrpy"], ["entropy"]),
         (["--exclude", "no-such-node"], ["no-such-node"]),
         (["--labels", "nowhere.csv"], ["nowhere.csv"]),
