@@ -59,18 +59,19 @@ def run(
     if target == "onnx":
         result = BuildResult(target=target, engine=None, onnxruntime=_check_onnx(model_int8))
     elif target in ("rtx", "tensorrt"):
-        with progress.task(f"building the {target} engine", total=None, unit="steps"):
-            engine = build_engine(
-                model_int8,
-                target=target,
-                profiles=profiles,
-                plan_path=folder / PLAN_FILE,
-                options=options,
-                timeout_s=timeout_s,
-                progress=progress,
-            )
-        for text in engine.warnings:
-            progress.note(f"{target}: {text}")
+        engine = build_engine(
+            model_int8,
+            target=target,
+            profiles=profiles,
+            plan_path=folder / PLAN_FILE,
+            options=options,
+            timeout_s=timeout_s,
+            progress=progress,
+        )
+        for message in engine.messages:
+            if message.severity == "warning":
+                say = progress.warn if message.source == "check" else progress.note
+                say(f"{target}: {message.text}")
         result = BuildResult(target=target, engine=engine)
     else:
         raise InputError(f"unknown target {target!r}; known: rtx, tensorrt, onnx")

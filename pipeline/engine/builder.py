@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import tempfile
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pipeline.config import Profile
-    from pipeline.core.progress import Progress
+    from pipeline.core.progress import Progress, Task
 
 __all__ = ["build_engine"]
 
@@ -32,14 +31,12 @@ _ERRORS: dict[str, type[QuantizeError]] = {kind.__name__: kind for kind in (Inpu
 class _Conversation:
     """What the child said."""
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, task: Task) -> None:
         self.messages: list[Message] = []
         self.dropped = 0
         self.result: dict[str, Any] | None = None
         self.failure: dict[str, Any] | None = None
-        self._progress = progress
-        self._phases = contextlib.ExitStack()
-        self._tasks: dict[str, Any] = {}
+        self._task = task
 
     def __call__(self, event: dict[str, Any]) -> None:
         kind = event.pop("event")
@@ -49,18 +46,12 @@ class _Conversation:
                 self.dropped += 1
             else:
                 self.messages.append(message)
-        elif kind == "phase":
-            task = self._phases.enter_context(self._progress.task(event["name"], total=event["steps"], unit="steps"))
-            self._tasks[event["name"]] = task
-        elif kind == "step" and event["name"] in self._tasks:
-            self._tasks[event["name"]].advance()
+        elif kind == "step":
+            self._task.advance()
         elif kind == "result":
             self.result = event
         elif kind == "failure":
             self.failure = event
-
-    def close(self) -> None:
-        self._phases.close()
 
 
 def build_engine(
@@ -99,13 +90,15 @@ def build_engine(
         "profiles": [profile.model_dump(mode="json") for profile in profiles],
         "options": options.model_dump(mode="json"),
     }
-    conversation = _Conversation(progress)
     try:
-        with tempfile.TemporaryDirectory(prefix="quantize-build-") as scratch:
-            request_path = Path(scratch) / "request.json"
-            request_path.write_text(json.dumps(request))
-            ended = run_child("pipeline.engine.child", [str(request_path)], on_event=conversation, timeout_s=timeout_s)
-        conversation.close()
+        with progress.task(f"building the {target} engine", total=None, unit="steps") as task:
+            conversation = _Conversation(task)
+            with tempfile.TemporaryDirectory(prefix="quantize-build-") as scratch:
+                request_path = Path(scratch) / "request.json"
+                request_path.write_text(json.dumps(request))
+                ended = run_child(
+                    "pipeline.engine.child", [str(request_path)], on_event=conversation, timeout_s=timeout_s
+                )
         if conversation.failure is not None:
             failure = conversation.failure
             raise _ERRORS[failure["kind"]](failure["message"], remedy=failure["remedy"])
@@ -123,7 +116,6 @@ def build_engine(
             )
         return _finish(conversation, target, profiles, options, temp, plan_path, ended.peak_memory_bytes)
     finally:
-        conversation.close()
         temp.unlink(missing_ok=True)
 
 

@@ -260,14 +260,13 @@ class Build:
                 base.__init__(self)
 
             def phase_start(self, phase: str, parent: str | None, steps: int) -> None:
-                if not parent:
-                    reporter.send("phase", name=phase, steps=steps)
+                """Phases nest and overlap; only their steps are counted."""
 
             def phase_finish(self, phase: str) -> None:
-                reporter.send("phase_end", name=phase)
+                """Nothing to close."""
 
             def step_complete(self, phase: str, step: int) -> bool:
-                reporter.send("step", name=phase, step=step)
+                reporter.send("step")
                 return True
 
         self.monitor = Monitor()

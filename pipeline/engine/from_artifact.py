@@ -91,16 +91,15 @@ def build_from_artifact(
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
     try:
-        with progress.task(f"building the {target} engine", total=None, unit="steps"):
-            record = build_engine(
-                model,
-                target=target,
-                profiles=chosen,
-                plan_path=partial / PLAN_FILE,
-                options=options,
-                timeout_s=timeout_s,
-                progress=progress,
-            )
+        record = build_engine(
+            model,
+            target=target,
+            profiles=chosen,
+            plan_path=partial / PLAN_FILE,
+            options=options,
+            timeout_s=timeout_s,
+            progress=progress,
+        )
         check, reason = None, ""
         if target == "rtx" and (reason := _cannot_run(record)):
             progress.warn(f"the engine was not checked: {reason}")

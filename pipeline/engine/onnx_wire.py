@@ -342,8 +342,7 @@ def read_model(path: Path) -> Model:
     """
     try:
         with path.open("rb") as stream:
-            size = stream.seek(0, 2)
-            if not size:
+            if not stream.seek(0, 2):
                 raise InputError(f"{path} is empty", remedy="write the ONNX model again")
             data = memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))
     except FileNotFoundError as error:

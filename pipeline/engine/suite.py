@@ -219,10 +219,8 @@ def baseline_engine(
     plan, path = folder / PLAN_FILE, folder / BUILD_FILE
     if plan.exists() and path.exists():
         return plan, EngineRecord.model_validate_json(path.read_bytes())
-    with progress.task(f"building the {kind} engine to compare with", total=None, unit="steps"):
-        record = build_engine(
-            model, target=target, profiles=profiles, plan_path=plan, options=options, progress=progress
-        )
+    progress.note(f"building the {kind} engine to compare with")
+    record = build_engine(model, target=target, profiles=profiles, plan_path=plan, options=options, progress=progress)
     write_text(path, record.model_dump_json(indent=2) + "\n")
     return plan, record
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -333,3 +336,24 @@ def test_target_onnx_refuses_a_graph_that_onnxruntime_cannot_load(tmp_path: Path
 def test_an_unknown_target_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="unknown target 'tpu'"):
         stage.run(graphs.conv(tmp_path / "m.onnx"), target="tpu", profiles=[], folder=tmp_path)
+
+
+def test_progress_is_one_task_with_tensorrts_steps(tmp_path: Path) -> None:
+    opened: list[str] = []
+    steps: list[int] = []
+
+    class Progress:
+        @contextmanager
+        def task(self, description: str, *, total: int | None, unit: str) -> Iterator[object]:
+            opened.append(description)
+            yield SimpleNamespace(advance=lambda count=1: steps.append(count))
+
+        def note(self, message: str) -> None:
+            """Not needed."""
+
+        warn = note
+
+    model = graphs.conv(tmp_path / "m.onnx")
+    stage.run(model, target="rtx", profiles=[PROFILE], folder=tmp_path / "out", progress=Progress())
+    assert opened == ["building the rtx engine"]
+    assert len(steps) > 3
