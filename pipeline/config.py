@@ -240,6 +240,8 @@ class BuildConfig(_Config):
     preprocess: Preprocess | None = None
     labels: Path | None = None
     on_nonfinite: Literal["error", "skip"] = "error"
+    engine: dict[str, Any] = Field(default_factory=dict)
+    """Options of the engine builder, the fields of :class:`pipeline.engine.records.BuildOptions`."""
     placement: PlacementConfig = PlacementConfig()
 
 

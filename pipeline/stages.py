@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pipeline import artifact as layout
 from pipeline import package
 from pipeline.artifact import WORK, Artifact, CalibrationRecord, DataRecord, Manifest, SourceRecord, engine_folder
-from pipeline.config import check_profiles
+from pipeline.config import check_profiles, validated
 from pipeline.core.errors import InputError
 from pipeline.core.files import sha256_file
 from pipeline.core.progress import SILENT, Progress
+from pipeline.engine.records import BuildOptions
 from pipeline.records import StageResult
 from pipeline.runner import Finished, StageRunner
 
@@ -78,6 +79,7 @@ class _Build:
         self.fresh = fresh
         self.out = config.out.absolute()
         self.runner = StageRunner(self.out / WORK, progress)
+        self.engine_options: BuildOptions = validated(BuildOptions, config.engine, origin="engine options")
 
     def run(self) -> Artifact:
         import calibrators
@@ -285,6 +287,7 @@ class _Build:
         inputs = {
             "model": quantized.files[layout.INT8_MODEL],
             "target": target,
+            "options": self.engine_options.model_dump(mode="json"),
             "version": probe(target).version,
             "profiles": [str(profile) for profile in self.config.profiles],
         }
@@ -297,6 +300,7 @@ class _Build:
                 target=target,
                 profiles=self.config.profiles,
                 folder=folder,
+                options=self.engine_options,
                 progress=self.progress,
             ),
         )

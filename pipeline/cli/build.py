@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipeline.cli.common import console, make_progress, output_options, print_json, user_errors
+from pipeline.cli.engine_options import engine_options, options_from
 
 if TYPE_CHECKING:
     from pipeline.artifact import Artifact
+    from pipeline.core.progress import Progress
+    from pipeline.engine.records import BuildOptions
 
 _PARAMS = ("percentile", "ema_alpha", "ema_decay", "quantile", "cutoff")
 _PARAM_NAMES = {"ema_alpha": "alpha", "ema_decay": "decay"}
@@ -71,23 +74,71 @@ _PARAM_NAMES = {"ema_alpha": "alpha", "ema_decay": "decay"}
     "--rule-off", "rules_off", multiple=True, help="Switch off a placement rule, see `quantize rules` (repeatable)."
 )
 @click.option("--precision", type=click.Choice(["fp32", "fp16"]), help="Type of the part that stays float [fp32].")
+@engine_options
+@click.option(
+    "--from",
+    "artifact",
+    type=click.Path(path_type=Path),
+    help="Build the engine of a finished artifact on the machine that serves it, and add it; needs TensorRT alone.",
+)
 @click.option("--force", is_flag=True, help="Replace the artifact of another model.")
 @click.option("--fresh", is_flag=True, help="Run every stage again, take nothing from an earlier run.")
 @output_options
 @user_errors
-def command(as_json: bool, quiet: bool, verbose: bool, force: bool, fresh: bool, **flags: Any) -> None:
+def command(
+    as_json: bool, quiet: bool, verbose: bool, force: bool, fresh: bool, artifact: Path | None, **flags: Any
+) -> None:
     """Take MODEL (.onnx, package.module:callable, file.py:callable) and calibration data to a verified artifact."""
+    progress = make_progress(quiet=quiet, verbose=verbose)
+    engine = options_from(flags)
+    if artifact is not None:
+        _compile(artifact, engine, flags, progress, as_json=as_json)
+        return
+
     from pipeline.config import BuildConfig, load_config, validated
     from pipeline.stages import build
 
+    flags["engine"] = engine.model_dump(mode="json", exclude_unset=True)
     values = load_config(flags["config"]) if flags["config"] else {}
     origin = str(flags["config"]) if flags["config"] else "options"
     config = validated(BuildConfig, _merge(values, flags, origin), origin=origin)
-    artifact = build(config, force=force, fresh=fresh, progress=make_progress(quiet=quiet, verbose=verbose))
+    done = build(config, force=force, fresh=fresh, progress=progress)
     if as_json:
-        print_json({"artifact": str(artifact.folder), **artifact.manifest.model_dump(mode="json")})
+        print_json({"artifact": str(done.folder), **done.manifest.model_dump(mode="json")})
     elif not quiet:
-        print_summary(artifact)
+        print_summary(done)
+
+
+def _compile(
+    artifact: Path, options: BuildOptions, flags: dict[str, Any], progress: Progress, *, as_json: bool
+) -> None:
+    """``--from``: imports nothing that a serving machine lacks."""
+    from pipeline.config import Profile
+    from pipeline.core.errors import InputError
+    from pipeline.engine.from_artifact import build_from_artifact
+
+    other = [key for key, value in flags.items() if value not in (None, ()) and key not in ("profiles", "targets")]
+    if other:
+        raise InputError(
+            f"--from takes --target, --profile and engine options only, not {other[0]}",
+            remedy="everything else is decided in the artifact; build it anew to change that",
+        )
+    try:
+        profiles = [Profile.parse(text) for text in flags["profiles"]]
+    except ValueError as error:
+        raise InputError(f"--profile: {error}") from error
+    results = []
+    for target in flags["targets"] or ("tensorrt",):
+        result = build_from_artifact(artifact, target=target, options=options, profiles=profiles, progress=progress)
+        results.append(result.model_dump(mode="json"))
+        if not as_json:
+            record, check = result.engine, result.check
+            found = "not checked: " + result.unchecked
+            if check is not None:
+                found = f"outputs within {max(check.relative_l2.values(), default=0.0):.2g} of the recorded ones"
+            click.echo(f"{target}: {record.plan_bytes / 1e6:.1f} MB in {record.build_seconds:.1f} s, {found}")
+    if as_json:
+        print_json(results)
 
 
 def _merge(values: dict[str, Any], flags: dict[str, Any], origin: str) -> dict[str, Any]:
@@ -95,7 +146,7 @@ def _merge(values: dict[str, Any], flags: dict[str, Any], origin: str) -> dict[s
     from pipeline.core.errors import InputError
 
     merged = dict(values)
-    given = {key: value for key, value in flags.items() if key != "config" and value not in (None, ())}
+    given = {key: value for key, value in flags.items() if key != "config" and value not in (None, (), {})}
     placement = {key: given.pop(key) for key in ("include", "exclude", "rules_off", "precision") if key in given}
     params = {_PARAM_NAMES.get(key, key): given.pop(key) for key in _PARAMS if key in given}
     name = given.pop("calibrator", None)

@@ -18,13 +18,20 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("artifact", type=click.Path(path_type=Path))
 @click.option("--scales", is_flag=True, help="Also list the scale of every tensor.")
+@click.option("--engine", "target", metavar="TARGET", help="Show the layers of this target's engine instead.")
+@click.option("--batch", type=int, help="With --engine: measure each layer's time at this batch size, on a GPU.")
 @output_options
 @user_errors
-def command(artifact: Path, scales: bool, as_json: bool, quiet: bool, verbose: bool) -> None:
+def command(
+    artifact: Path, scales: bool, target: str | None, batch: int | None, as_json: bool, quiet: bool, verbose: bool
+) -> None:
     """Show what ARTIFACT holds: source, data, calibrator, targets, verification figures and files."""
     from pipeline.artifact import Artifact
 
     opened = Artifact.open(artifact)
+    if target is not None:
+        _show_engine(opened, target, batch, as_json=as_json)
+        return
     if as_json:
         print_json(opened.manifest.model_dump(mode="json"))
         return
@@ -37,6 +44,17 @@ def command(artifact: Path, scales: bool, as_json: bool, quiet: bool, verbose: b
         out.print(scales_table(opened))
     for warning in opened.manifest.warnings:
         out.print(f"[yellow]warning:[/yellow] {warning}", markup=True)
+
+
+def _show_engine(artifact: Artifact, target: str, batch: int | None, *, as_json: bool) -> None:
+    from pipeline.cli.engine_view import print_view
+    from pipeline.engine.view import view_engine
+
+    view = view_engine(artifact, target, batch=batch)
+    if as_json:
+        print_json(view.model_dump(mode="json"))
+    else:
+        print_view(console(), view)
 
 
 def _rows(title: str, rows: list[tuple[str, str]]) -> Table:

@@ -1,39 +1,64 @@
-"""`quantize verify`: is the artifact as it was written?"""
+"""`quantize verify`: is the artifact as it was written, and does its engine compute what was recorded?"""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.cli.common import output_options, print_json, user_errors
+from pipeline.cli.common import make_progress, output_options, print_json, user_errors
+
+if TYPE_CHECKING:
+    from pipeline.consistency.device import DeviceCheck
 
 
 @click.command()
 @click.argument("artifact", type=click.Path(path_type=Path))
+@click.option("--on-device", is_flag=True, help="Also run the engine here on the recorded samples.")
+@click.option("--target", default="tensorrt", show_default=True, help="For --on-device.")
 @output_options
 @user_errors
-def command(artifact: Path, as_json: bool, quiet: bool, verbose: bool) -> None:
-    """Re-hash every file of ARTIFACT and compare with its manifest; exit code 1 names each file that differs."""
+def command(artifact: Path, on_device: bool, target: str, as_json: bool, quiet: bool, verbose: bool) -> None:
+    """Re-hash every file of ARTIFACT and compare with its manifest; exit code 1 names each file that differs.
+
+    With --on-device, what a serving machine runs at start-up: the engine's outputs on the artifact's sample inputs are
+    compared with those recorded there.
+    """
     from pipeline.artifact import Artifact
     from pipeline.core.errors import CheckFailed
 
     opened = Artifact.open(artifact)
     differences = opened.differences()
+    summary: dict[str, Any] = {
+        "artifact": str(artifact),
+        "files": len(opened.manifest.files),
+        "differences": [difference.model_dump() for difference in differences],
+    }
+    device: DeviceCheck | None = None
+    if on_device and not differences:
+        from pipeline.consistency.device import check_on_device
+
+        device = check_on_device(artifact, target=target, progress=make_progress(quiet=quiet))
+        summary["device"] = device.model_dump(mode="json")
     if as_json:
-        print_json(
-            {
-                "artifact": str(artifact),
-                "files": len(opened.manifest.files),
-                "differences": [d.model_dump() for d in differences],
-            }
-        )
-    if differences:
-        if as_json:
+        print_json(summary)
+        if differences or (device is not None and not device.passed):
             raise SystemExit(CheckFailed.exit_code)
+        return
+    if differences:
         raise CheckFailed(
             f"{artifact} differs from its manifest:\n" + "\n".join(f"  {difference}" for difference in differences),
             remedy="restore the files, or run `quantize build` again",
         )
-    if not as_json and not quiet:
+    if device is not None and not device.passed:
+        wrong = [output for output in device.outputs if not output.passed]
+        raise CheckFailed(
+            f"the {target} engine does not compute what was recorded: "
+            + ", ".join(f"{o.output} differs by {o.relative_l2:.3g}, allowed is {o.allowed:.3g}" for o in wrong),
+            remedy=f"build it again on this machine: quantize build --from {artifact} --target {target}",
+        )
+    if not quiet:
         click.echo(f"{artifact}: all {len(opened.manifest.files)} files are as written")
+        for output in device.outputs if device is not None else ():
+            click.echo(f"{target} engine, output {output.output}: relative L2 {output.relative_l2:.3g} to the recorded")
