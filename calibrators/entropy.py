@@ -20,7 +20,9 @@ give the same i for 149 of 150 tensors of EfficientNet-Lite0.
 - *Ties*: the largest threshold, which clips least.
 - *Range*: TensorRT's histogram reaches to the first batch's maximum, doubled until all later batches fit, so its result
   depends on what happens to be in the first batch. Here it reaches to max |x|, which depends on the data alone;
-  ``tensorrt_range`` 1 does as TensorRT.
+  ``tensorrt_range`` 1 does as TensorRT. Against its caches the median difference is below 0.1 % either way, and within
+  10 % are 95 % of the tensors, or 98 % with its range: the divergence is ragged, and another bin width can make
+  another of its minima the least.
 
 The 2048 bins are made from the narrower ones of the statistic (at least 4096 over max |x|), and one that lies across
 an edge is shared in proportion.
