@@ -86,7 +86,7 @@ def test_ir_version_is_lowered(tmp_path) -> None:
 
 
 def test_external_data_is_carried_along(tmp_path, monkeypatch) -> None:
-    model = onnx.load(conv(tmp_path / "plain.onnx"))
+    model = onnx.load(conv(tmp_path / "plain.onnx", opset=12))
     (tmp_path / "in").mkdir()
     onnx.save(model, tmp_path / "in" / "m.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
     path = tmp_path / "in" / "m.onnx"
@@ -102,6 +102,25 @@ def test_external_data_is_carried_along(tmp_path, monkeypatch) -> None:
     digest = found.source_sha256
     (tmp_path / "in" / "w.bin").write_bytes(bytes(4 * 3 * 9 * 4))
     assert run(str(path), folder=tmp_path / "again").source_sha256 != digest
+
+
+@pytest.mark.parametrize("link", ["soft", "hard"])
+def test_external_data_behind_links(tmp_path, link: str) -> None:
+    """As in the caches of download tools and package managers."""
+    model = onnx.load(conv(tmp_path / "plain.onnx"))
+    (tmp_path / "blobs").mkdir()
+    onnx.save(model, tmp_path / "blobs" / "m", save_as_external_data=True, location="w.bin", size_threshold=0)
+    (tmp_path / "snapshot").mkdir()
+    for name, target in (("m.onnx", "m"), ("w.bin", "w.bin")):
+        here = tmp_path / "snapshot" / name
+        if link == "soft":
+            here.symlink_to(Path("..") / "blobs" / target)
+        else:
+            here.hardlink_to(tmp_path / "blobs" / target)
+    found = run(str(tmp_path / "snapshot" / "m.onnx"), folder=tmp_path / "out")
+    feeds = {"x": RNG.standard_normal((2, 3, 8, 8), dtype=np.float32)}
+    same(tmp_path / "plain.onnx", found.model_path, feeds)
+    onnx.checker.check_model(str(found.model_path))
 
 
 def test_broken_external_data(tmp_path) -> None:

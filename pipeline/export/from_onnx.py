@@ -10,7 +10,16 @@ from pipeline.core.files import link_or_copy, sha256_file, sha256_json
 from pipeline.equivalence import difference, example_shapes, random_feeds, run_model
 from pipeline.export.opset import LOWEST, MAX_IR_VERSION, PORTABLE, CannotConvert, convert, lower_ir_version
 from pipeline.export.result import ExportResult
-from pipeline.onnxfile import MODEL, check_file, infer_shapes, load_model, opset_of, save_model, tensor_specs
+from pipeline.onnxfile import (
+    MODEL,
+    check_file,
+    external_files,
+    infer_shapes,
+    load_model,
+    opset_of,
+    save_model,
+    tensor_specs,
+)
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -30,13 +39,14 @@ def export_onnx_file(
     """See :func:`pipeline.export.run`."""
     model = load_model(path)
     check_file(path)
-    external = _external_files(model)
+    external = external_files(path)
     digest = sha256_file(path) if not external else sha256_json([[f.name, sha256_file(f)] for f in (path, *external)])
     notes: list[str] = []
     warnings: list[str] = []
     version, ir_version = opset_of(model), model.ir_version
     model = make_portable(model, opset, name=path.name, notes=notes, warnings=warnings)
     if notes or external:
+        # External weights are copied, not linked: onnx and onnx_ir refuse to read them through links.
         written = save_model(model, folder)
         check_file(written)
     else:
@@ -128,17 +138,3 @@ def make_portable(model: ir.Model, opset: int, *, name: str, notes: list[str], w
 def _listed(reasons: list[str]) -> str:
     more = len(reasons) - _MOST_REASONS
     return "; ".join(reasons[:_MOST_REASONS]) + (f"; and {more} more" if more > 0 else "")
-
-
-def _external_files(model: ir.Model) -> list[Path]:
-    import onnx_ir as ir
-
-    from pipeline.onnxfile import all_graphs
-
-    found = {
-        Path(value.const_value.path)
-        for graph in all_graphs(model)
-        for value in graph.initializers.values()
-        if isinstance(value.const_value, ir.ExternalTensor)
-    }
-    return sorted(found)
