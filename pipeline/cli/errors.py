@@ -99,7 +99,7 @@ def print_report(report: ErrorReport) -> None:
     for column in ("local", "weights", "activ.", "accum."):
         worst.add_column(column, justify="right", no_wrap=True, min_width=7)
     worst.add_column("cause", no_wrap=True, min_width=8)
-    names = shortened([row["node"] for row in report.worst], lengths=(32, 48, 96))
+    names = shortened([row["node"] for row in report.worst], lengths=(28, 48, 96))
     for name, row in zip(names, report.worst, strict=True):
         cells = [row[key] for key in ("local", "weights", "activations", "accumulated")]
         worst.add_row(name, row["op"], *("-" if cell is None else f"{cell:.4f}" for cell in cells), row["cause"])

@@ -108,6 +108,15 @@ class Graph:
         return None if tensor is None else tuple(int(dim) for dim in tensor.dims)
 
     @cached_property
+    def constants(self) -> frozenset[str]:
+        """Tensors that no activation reaches: initializers and what is computed from them alone."""
+        found = {*self._initializers, ""}
+        for node in self.nodes:
+            if all(name in found for name in node.input):
+                found.update(node.output)
+        return frozenset(found)
+
+    @cached_property
     def types(self) -> dict[str, int]:
         """ONNX element type of every tensor that shape inference can tell."""
         import onnx

@@ -141,11 +141,7 @@ class _Cut:
         return onnx.ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import, graph=graph)
 
     def _is_constant(self, name: str) -> bool:
-        """No activation reaches the tensor."""
-        if not name or self.int8.is_initializer(name):
-            return True
-        node = self.int8.producers.get(name)
-        return node is not None and all(self._is_constant(source) for source in node.input)
+        return name in self.int8.constants
 
     def _through_qdq(self, name: str) -> bool:
         """Q/DQ nodes are on the way to the tensor, with nothing between that computes."""

@@ -5,7 +5,6 @@ One pass over the data, a few samples at a time; kept are the figures only (abou
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -16,11 +15,12 @@ from pipeline.errors.activations import ActivationFigures, quantisation_energy, 
 from pipeline.errors.capture import float_and_int8
 from pipeline.errors.graphs import Graph
 from pipeline.errors.local import LocalLayer, cut_layer
-from pipeline.errors.metrics import METRICS, PairSums, rows_per_sample
+from pipeline.errors.metrics import METRICS, PairSums, rows_per_sample, warm_up
 from pipeline.errors.neighbours import neighbours
 from pipeline.errors.outputs import OutputErrors, TopOne
-from pipeline.errors.streaming import compared, paired, worker_threads
+from pipeline.errors.streaming import compared, paired
 from pipeline.errors.table import COLUMNS, ErrorTable, LayerInfo
+from pipeline.errors.workers import Workers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -99,7 +99,9 @@ class _Run:
         self.engine = engine
         self.samples: list[int] = []
         self.blocks: list[dict[str, Floats]] = []
-        self.pool: ThreadPoolExecutor = worker_threads()
+        self.workers = Workers()
+        warm_up()
+        sweep_activation(np.zeros((1, 1), np.float32), 1.0)
         self.scales = {point.tensor: point.scale for cut in cuts for point in cut.inputs}
         self.activations = {name: ActivationFigures(name, scale * 127.0) for name, scale in self.scales.items()}
         self.calibrated = {
@@ -119,8 +121,10 @@ class _Run:
     def add(self, part: Batch, reference: Arrays, other: Arrays) -> None:
         samples = part.samples
         block = {name: np.full((len(self.layers), len(samples)), np.nan) for name in COLUMNS}
-        accumulated = self.pool.map(
-            lambda name: compared(name, reference[name], other[name], samples), self.layer_tensors
+        accumulated = self.workers.map(
+            lambda name: compared(name, reference[name], other[name], samples),
+            self.layer_tensors,
+            values=sum(reference[name].size for name in self.layer_tensors),
         )
         for row, sums in enumerate(accumulated):
             _fill(block, row, "", sums)
@@ -142,8 +146,10 @@ class _Run:
     ) -> None:
         tensor = cut.layer.tensor
         values = cut.run(reference)
-        found = self.pool.map(
-            lambda array: compared(tensor, reference[tensor], array, samples, label="INT8 alone"), values.values()
+        found = self.workers.map(
+            lambda array: compared(tensor, reference[tensor], array, samples, label="INT8 alone"),
+            list(values.values()),
+            values=reference[tensor].size * len(values),
         )
         sums = dict(zip(values, found, strict=True))
         _fill(block, row, "local_", sums["local"])
@@ -167,7 +173,8 @@ class _Run:
             sums = np.repeat(sums, len(samples), axis=0) if rows is None else sums
             return np.column_stack([sums, np.full(len(samples), values.shape[1])])
 
-        return dict(zip(self.scales, self.pool.map(one, self.scales), strict=True))
+        size = sum(reference[tensor].size for tensor in self.scales)
+        return dict(zip(self.scales, self.workers.map(one, list(self.scales), values=size), strict=True))
 
     def _shares(self, block: dict[str, Floats], row: int, cut: LocalLayer, energies: Mapping[str, Floats]) -> None:
         if not cut.inputs:

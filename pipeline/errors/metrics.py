@@ -22,7 +22,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["METRICS", "PairSums", "pair_sums", "relative_l2", "rows_per_sample"]
+__all__ = ["METRICS", "PairSums", "pair_sums", "relative_l2", "rows_per_sample", "warm_up"]
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 Floats: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
@@ -121,6 +121,12 @@ def _kernel() -> Callable[[Array, Array, Floats], None]:
 
     kernel: Callable[[Array, Array, Floats], None] = sweep
     return kernel
+
+
+def warm_up() -> None:
+    """Compile the sweep now, before several threads ask for it at once."""
+    one = np.zeros((1, 1), np.float32)
+    pair_sums(one, one)
 
 
 def pair_sums(reference: Array, other: Array) -> PairSums:

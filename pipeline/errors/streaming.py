@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from pipeline.core.errors import CheckFailed
-from pipeline.core.ort import cpu_threads
 from pipeline.errors.capture import CAPTURE_BYTES, check_finite, micro_batches
-from pipeline.errors.metrics import METRICS, PairSums, pair_sums, rows_per_sample
+from pipeline.errors.metrics import METRICS, PairSums, pair_sums, rows_per_sample, warm_up
+from pipeline.errors.workers import Workers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from pipeline.data.batching import Batch
     from pipeline.errors.capture import Arrays, OrtReading
 
-__all__ = ["LayerErrors", "compared", "paired", "worker_threads"]
+__all__ = ["LayerErrors", "compared", "paired"]
 
 Floats: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
@@ -62,13 +61,6 @@ def compared(name: str, reference: Array, other: Array, samples: Sequence[int], 
     return sums
 
 
-def worker_threads() -> ThreadPoolExecutor:
-    """Threads for sweeps over tensors, as many as there are cores; kernels are compiled before they start."""
-    one = np.zeros((1, 1), np.float32)
-    pair_sums(one, one)
-    return ThreadPoolExecutor(cpu_threads(), thread_name_prefix="quantize-errors")
-
-
 class LayerErrors:
     """Metrics for every tensor and sample seen: 4 float64 each, whatever the size of the tensors."""
 
@@ -76,12 +68,17 @@ class LayerErrors:
         self.tensors = list(tensors)
         self.samples: list[int] = []
         self._columns: dict[str, list[Floats]] = {name: [] for name in METRICS}
-        self._pool = worker_threads()
+        self._workers = Workers()
+        warm_up()
 
     def add(self, samples: Sequence[int], reference: Arrays, other: Arrays) -> None:
         """Take in one batch of both readings."""
         block = {name: np.empty((len(self.tensors), len(samples))) for name in METRICS}
-        every = self._pool.map(lambda name: compared(name, reference[name], other[name], samples), self.tensors)
+        every = self._workers.map(
+            lambda name: compared(name, reference[name], other[name], samples),
+            self.tensors,
+            values=sum(reference[name].size for name in self.tensors),
+        )
         for row, sums in enumerate(every):
             for name in METRICS:
                 block[name][row] = sums.metric(name)
