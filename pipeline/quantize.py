@@ -1,6 +1,7 @@
 """Stage 4, quantise: plan and statistics become the INT8 graph and its scales.
 
-Everything written is a function of the model, the plan, the statistics and the calibrator: equal inputs give equal bytes.
+Everything written is a function of the model, the plan, the statistics and the calibrator: equal inputs give equal
+bytes.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ __all__ = ["SCHEMA", "QuantizeResult", "activation_ranges", "merge_tensors", "ru
 SCHEMA = 1
 _LARGEST_FILE = 2_000_000_000
 _EXTERNAL = INT8_MODEL + ".data"
+_ALGORITHMS = {"minmax": "MinMaxCalibration", "legacy": "LegacyCalibration"}
+"""Name in the calibration cache's header by calibrator; all others appear as TensorRT's entropy."""
 _GIVEN = "given"
 """In place of the calibrator's name, for scales that came with the model."""
 
@@ -73,6 +76,7 @@ def run(
         InputError: a statistic is missing, a weight is not finite, the plan belongs to another model, or the opset is
             below 13.
     """
+    from calibrators.cache import write_cache
     from pipeline.placement.existing import repair
     from pipeline.placement.graph import GraphView, load_graph
 
@@ -90,15 +94,19 @@ def run(
     if config.precision == "fp16":
         from pipeline.placement.half import to_half
 
-        warnings += to_half(loaded)
+        half = to_half(loaded)
+        progress.note(f"{len(half.converted)} float nodes compute in FP16, {half.casts} casts")
     folder.mkdir(parents=True, exist_ok=True)
     _save(loaded, folder)
     write_json(folder / SCALES, {"schema": SCHEMA, "tensors": tensors, "weights": weights})
-    _write_cache(folder / CALIBRATION_CACHE, {name: entry["scale"] for name, entry in tensors.items()})
+    scales = {name: entry["scale"] for name, entry in tensors.items()}
+    algorithm = _ALGORITHMS.get(calibrator.name, "EntropyCalibration2")
+    write_cache(folder / CALIBRATION_CACHE, scales, algorithm=algorithm)
     write_json(folder / PLACEMENT, {"schema": SCHEMA, "precision": config.precision, **plan.model_dump(mode="json")})
     quantized = len(plan.quantized_nodes)
     progress.note(
-        f"{quantized} of {len(plan.decisions)} nodes quantised, {len(tensors)} activation and {len(weights)} weight scales"
+        f"{quantized} of {len(plan.decisions)} nodes quantised, {len(tensors)} activation and {len(weights)} weight "
+        f"scales"
     )
     for text in warnings:
         progress.warn(text)
@@ -148,8 +156,8 @@ def activation_ranges(
 def merge_tensors(parts: Sequence[TensorStatistics]) -> TensorStatistics:
     """The statistic of several tensors' values together, as if they were one tensor in every batch.
 
-    Histogram, extremes and counts are exact. A batch's amax is the greatest of the parts'; so are its percentiles, which
-    bound the percentile of the union from above.
+    Histogram, extremes and counts are exact. A batch's amax is the greatest of the parts'; so are its percentiles,
+    which bound the percentile of the union from above.
     """
     from dataclasses import replace
 
@@ -205,8 +213,8 @@ def _given_entries(graph: GraphView) -> dict[str, dict[str, Any]]:
 
     return {
         name: {
-            "amax": scale * 127.0, "scale": scale, "calibrator": _GIVEN, "samples": 0, "min": -scale * 127.0, "max": scale * 127.0,
-            "zeros": 0,
+            "amax": scale * 127.0, "scale": scale, "calibrator": _GIVEN, "samples": 0,
+            "min": -scale * 127.0, "max": scale * 127.0, "zeros": 0,
         }
         for name, scale in given_scales(graph).items()
     }  # fmt: skip
@@ -228,7 +236,8 @@ def _insert(graph: GraphView, plan: PlacementPlan, ranges: Mapping[str, float]) 
         )
         if array is None:
             raise InputError(
-                f"the placement plan quantises input {point.input_index} of node {point.node!r}, which is no constant of this graph",
+                f"the placement plan quantises input {point.input_index} of node {point.node!r}, which is no "
+                f"constant of this graph",
                 remedy="make the plan from this model",
             )
         amax = weight_amax(array, point.axis, point.tensor)
@@ -253,9 +262,3 @@ def _save(model: ir.Model, folder: Path) -> None:
         ir.save(model, folder / INT8_MODEL, external_data=_EXTERNAL)
     else:
         write_bytes(folder / INT8_MODEL, ir.to_proto(model).SerializeToString(deterministic=True))
-
-
-def _write_cache(path: Path, scales: Mapping[str, float]) -> None:
-    from calibrators.cache import write_cache
-
-    write_cache(path, scales)

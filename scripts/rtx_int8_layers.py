@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Which layers of a TensorRT-RTX plan compute on INT8, without a GPU.
 
-A plan of TensorRT-RTX 1.7 holds its compiled program as readable text: ``tensor={... name="..." type=...}`` and operations
-such as ``corrltn={ name=... output={...} input={...} layers="[ONNX Layer: ...]..." }``. That form is undocumented and may
-change with any release: good for research, not for a product.
+A plan of TensorRT-RTX 1.7 holds its compiled program as readable text: ``tensor={... name="..." type=...}`` and
+operations such as ``corrltn={ name=... output={...} input={...} layers="[ONNX Layer: ...]..." }``. That form is
+undocumented and may change with any release: good for research, not for a product.
 
 usage: rtx_int8_layers.py PLAN [PLACEMENT_JSON]
 
@@ -48,8 +48,8 @@ class Operation:
 def read_plan(data: bytes) -> list[Operation]:
     """Convolutions and matrix products in a plan; each once, though a plan of several profiles repeats them."""
     text = data.decode("latin1")
-    types = {name: kind for name, kind in _TENSOR.findall(text)}
-    types |= {name: kind for name, kind in re.findall(r'sub_tensor=\{[^\n]*?name="([^"]*)"[^\n]*?type=(\w+) \}', text)}
+    types = dict(_TENSOR.findall(text))
+    types |= dict(re.findall(r'sub_tensor=\{[^\n]*?name="([^"]*)"[^\n]*?type=(\w+) \}', text))
     found: dict[str, Operation] = {}
     for match in _OPERATION.finditer(text):
         kind = match.group(1)
@@ -92,7 +92,8 @@ def main(arguments: list[str]) -> int:
         return 2
     operations = read_plan(Path(arguments[0]).read_bytes())
     for operation in operations:
-        print(f"{'INT8' if operation.int8 else 'float':6}{operation.kind:17}{operation.name:60}{' '.join(operation.types)}")
+        kind = "INT8" if operation.int8 else "float"
+        print(f"{kind:6}{operation.kind:17}{operation.name:60} {' '.join(operation.types)}")
     if len(arguments) == 2:
         placement = json.loads(Path(arguments[1]).read_text())
         wanted = [

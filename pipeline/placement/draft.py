@@ -1,7 +1,7 @@
 """The plan in the making: what rules have asked for so far. Rules change it only through these methods.
 
-A *demand* is one input of one node that shall read INT8. All demands on a tensor share its single Q/DQ pair. Demands are
-only ever added, so that going through the rules again and again comes to an end.
+A *demand* is one input of one node that shall read INT8. All demands on a tensor share its single Q/DQ pair. Demands
+are only ever added, so that going through the rules again and again comes to an end.
 """
 
 from __future__ import annotations

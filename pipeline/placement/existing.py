@@ -1,8 +1,8 @@
 """Graphs that already have Q/DQ nodes: recognised, checked for what TensorRT refuses, repaired where nothing is lost.
 
-Quantisation-aware training, ModelOpt, pytorch-quantization, Brevitas and onnxruntime write such graphs. Their scales are
-the author's; no pair is added. Every repair computes the very same numbers as before, by ONNX's definition of the two
-operators; whatever cannot be repaired so is an error that lists all the nodes concerned.
+Quantisation-aware training, ModelOpt, pytorch-quantization, Brevitas and onnxruntime write such graphs. Their scales
+are the author's; no pair is added. Every repair computes the very same numbers as before, by ONNX's definition of the
+two operators; whatever cannot be repaired so is an error that lists all the nodes concerned.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 __all__ = ["given_scales", "has_quantizers", "plan_existing", "repair"]
 
 _INTEGER_OPERATORS = (
-    "QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger", "DynamicQuantizeLinear", "com.microsoft::QLinearAdd",
-    "com.microsoft::QLinearMul", "com.microsoft::QLinearSigmoid", "com.microsoft::QLinearConcat", "com.microsoft::QLinearConv",
+    "QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger", "DynamicQuantizeLinear",
+    "com.microsoft::QLinearAdd",
+    "com.microsoft::QLinearMul", "com.microsoft::QLinearSigmoid", "com.microsoft::QLinearConcat",
+    "com.microsoft::QLinearConv",
     "com.microsoft::QLinearGlobalAveragePool", "com.microsoft::QLinearAveragePool", "com.microsoft::QLinearLeakyRelu",
     "com.microsoft::QLinearSoftmax", "com.microsoft::QGemm", "com.microsoft::DynamicQuantizeMatMul",
 )  # fmt: skip
@@ -114,7 +116,8 @@ def repair(model: ir.Model) -> tuple[str, ...]:
         shown = "\n".join(f"  {line}" for line in worker.problems[:_SHOWN])
         more = f"\n  and {len(worker.problems) - _SHOWN} more" if len(worker.problems) > _SHOWN else ""
         raise InputError(
-            f"the model's Q/DQ nodes hold {len(worker.problems)} things TensorRT refuses and that cannot be repaired without loss:\n{shown}{more}",
+            f"the model's Q/DQ nodes hold {len(worker.problems)} things TensorRT refuses and that cannot be repaired "
+            f"without loss:\n{shown}{more}",
             remedy="quantise it again symmetrically (int8, zero point 0), or start from the float model",
         )
     return tuple(f"{text}: {_listed(names)}" for text, names in worker.repairs.items())
@@ -342,7 +345,7 @@ class _Repair:
             fresh, number = f"{name}_{number}", number + 1
         self.taken.add(fresh)
         tensor = ir.tensor(array, name=fresh)
-        value = ir.Value(name=fresh, shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
+        value = ir.Value(name=fresh, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
         self.graph.model.graph.register_initializer(value)
         return value
 

@@ -1,10 +1,10 @@
 """Writes a plan into a graph: Q/DQ pairs on activations and weights.
 
 No node and no tensor of the graph loses its name or its producer; only the inputs that the plan names read something
-else afterwards. New names derive from the tensor: ``T_q``, ``T_dq``, ``T_scale``, ``T_zero_point``, with a number where that
-is taken. The result is the form that onnxruntime and TensorRT 8.6 to 11 and RTX all take: FP32 scales, explicit int8 zero
-points of 0 in the scales' shape, explicit axes, FP32 biases, float weights behind their own Q/DQ pair (TensorRT 8.6
-imports INT8 constants in front of a DQ less reliably; it quantises the float ones when it builds).
+else afterwards. New names derive from the tensor: ``T_q``, ``T_dq``, ``T_scale``, ``T_zero_point``, with a number
+where that is taken. The result is the form that onnxruntime and TensorRT 8.6 to 11 and RTX all take: FP32 scales,
+explicit int8 zero points of 0 in the scales' shape, explicit axes, FP32 biases, float weights behind their own Q/DQ
+pair (TensorRT 8.6 imports INT8 constants in front of a DQ less reliably; it quantises the float ones when it builds).
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ def insert_pairs(
     Args:
         scales: per activation tensor of the plan.
         weight_scales: per (node, input index) of the plan's weights: shape () or (channels,).
-        weights: ``float`` keeps the constant and puts a whole pair behind it; ``int8`` stores it quantised, in front of a
+        weights: ``float`` keeps the constant and puts a whole pair behind it; ``int8`` stores it quantised, in front
+        of a
             DequantizeLinear (a quarter of the size).
 
     Returns:
@@ -148,7 +149,7 @@ class _Writer:
 
         fresh = self.fresh(name)
         tensor = ir.tensor(array, name=fresh)
-        value = ir.Value(name=fresh, shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
+        value = ir.Value(name=fresh, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
         self.target.register_initializer(value)
         return value
 

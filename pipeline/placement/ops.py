@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 __all__ = [
-    "CONVOLUTIONS", "GLOBAL_POOLS", "INCLUDABLE", "LAYOUT", "MATRIX_PRODUCTS", "POINTWISE", "QUANTIZERS", "RECURRENT", "SELECTIONS",
+    "CONVOLUTIONS", "GLOBAL_POOLS", "INCLUDABLE", "LAYOUT", "MATRIX_PRODUCTS", "POINTWISE", "QUANTIZERS",
+    "RECURRENT", "SELECTIONS",
     "UNARY", "WEIGHTED",
 ]  # fmt: skip
 
@@ -14,8 +15,10 @@ MATRIX_PRODUCTS: Final = ("Gemm", "MatMul")
 WEIGHTED: Final = (*CONVOLUTIONS, *MATRIX_PRODUCTS)
 
 UNARY: Final = (
-    "Relu", "Clip", "LeakyRelu", "Elu", "Selu", "Celu", "ThresholdedRelu", "HardSwish", "HardSigmoid", "Sigmoid", "Tanh", "Softplus",
-    "Softsign", "Mish", "Gelu", "Erf", "Abs", "Neg", "Sqrt", "Exp", "Log", "Reciprocal", "Dropout", "BatchNormalization",
+    "Relu", "Clip", "LeakyRelu", "Elu", "Selu", "Celu", "ThresholdedRelu", "HardSwish", "HardSigmoid", "Sigmoid",
+    "Tanh", "Softplus",
+    "Softsign", "Mish", "Gelu", "Erf", "Abs", "Neg", "Sqrt", "Exp", "Log", "Reciprocal", "Dropout",
+    "BatchNormalization",
 )  # fmt: skip
 """One computed input, element by element."""
 
@@ -33,6 +36,7 @@ RECURRENT: Final = ("LSTM", "GRU", "RNN")
 QUANTIZERS: Final = ("QuantizeLinear", "DequantizeLinear")
 
 INCLUDABLE: Final = (
-    *WEIGHTED, *LAYOUT, *SELECTIONS, "Add", "Mul", "MaxPool", "AveragePool", "GlobalAveragePool", "Concat", "Resize", "Pad", "Relu",
+    *WEIGHTED, *LAYOUT, *SELECTIONS, "Add", "Mul", "MaxPool", "AveragePool", "GlobalAveragePool",
+    "Concat", "Resize", "Pad", "Relu",
 )  # fmt: skip
 """What ``include`` may ask for: TensorRT has these on INT8 inputs."""

@@ -90,7 +90,8 @@ def make_plan(model: Path, config: PlacementConfig) -> PlacementPlan:
     inferred); without those the plan is poorer, never wrong.
 
     Raises:
-        InputError: an ``include``, ``exclude`` or ``rules_off`` entry that matches nothing, or asks for an operator with
+        InputError: an ``include``, ``exclude`` or ``rules_off`` entry that matches nothing, or asks for an operator
+        with
             no INT8 form; a graph in the QOperator format; Q/DQ nodes that TensorRT refuses and that cannot be repaired.
     """
     from pipeline.placement.planner import plan_model

@@ -32,7 +32,8 @@ class Stage(IntEnum):
     """When a rule runs; within a stage, in the order of the list."""
 
     KEEP = 0
-    """Names nodes that stay float although a later rule would quantise them. Nodes that the user includes are passed by."""
+    """Names nodes that stay float although a later rule would quantise them. Nodes that the user includes are passed
+    by."""
     WEIGHTED = 1
     """Quantises the operands of convolutions and matrix products."""
     STRUCTURE = 2

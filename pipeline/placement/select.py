@@ -27,11 +27,12 @@ def select(
 ) -> tuple[frozenset[ir.Node], frozenset[ir.Node]]:
     """The nodes to force into INT8 and the nodes to leave float.
 
-    An entry is a node name, else a shell pattern for names (``*``, ``?``, ``[...]``), else an operator type. Where a node is
-    in both lists, the more specific entry wins: a name before a pattern before an operator.
+    An entry is a node name, else a shell pattern for names (``*``, ``?``, ``[...]``), else an operator type. Where a
+    node is in both lists, the more specific entry wins: a name before a pattern before an operator.
 
     Raises:
-        InputError: an entry matches nothing; an include asks for an operator without INT8 form; equally specific entries
+        InputError: an entry matches nothing; an include asks for an operator without INT8 form; equally specific
+        entries
             of both lists meet in a node.
     """
     wanted: dict[ir.Node, tuple[int, str]] = {}
@@ -40,7 +41,8 @@ def select(
         able = [node for node in nodes if graph.op(node) in INCLUDABLE]
         if not able:
             raise InputError(
-                f"include {entry!r} asks for {graph.op(nodes[0])} node {nodes[0].name!r}, which TensorRT does not run on INT8 inputs",
+                f"include {entry!r} asks for {graph.op(nodes[0])} node {nodes[0].name!r}, which TensorRT does not "
+                f"run on INT8 inputs",
                 remedy=f"operators that can be included: {', '.join(INCLUDABLE)}",
             )
         _note(wanted, able, kind, entry)

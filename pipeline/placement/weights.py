@@ -35,7 +35,8 @@ def weight_amax(weights: NDArray[Any], axis: int | None, name: str = "") -> NDAr
         )
     if axis is None:
         return np.asarray(magnitude.max(initial=0.0), np.float32)
-    return magnitude.max(axis=tuple(i for i in range(weights.ndim) if i != axis), initial=0.0)  # type: ignore[no-any-return]
+    others = tuple(i for i in range(weights.ndim) if i != axis)
+    return np.asarray(magnitude.max(axis=others, initial=0.0), np.float32)
 
 
 def weight_scales(amax: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -56,4 +57,5 @@ def quantize_weights(weights: NDArray[Any], scales: NDArray[np.float32], axis: i
         shape = [1] * weights.ndim
         shape[axis] = scales.size
         scales = scales.reshape(shape)
-    return np.clip(np.rint(weights.astype(np.float32) / scales), -LEVELS, LEVELS).astype(np.int8)
+    steps = np.rint(weights.astype(np.float32) / scales)
+    return np.asarray(np.clip(steps, -LEVELS, LEVELS), np.int8)

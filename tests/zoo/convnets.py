@@ -9,13 +9,18 @@ from torch import nn
 class ConvBN(nn.Sequential):
     """Convolution, BatchNorm with non-trivial statistics, activation."""
 
-    def __init__(self, inputs: int, outputs: int, kernel: int = 3, stride: int = 1, groups: int = 1, act: nn.Module | None = None) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, kernel: int = 3, stride: int = 1, groups: int = 1, act: nn.Module | None = None
+    ) -> None:
         norm = nn.BatchNorm2d(outputs)
         nn.init.uniform_(norm.weight, 0.5, 1.5)
         nn.init.normal_(norm.bias, std=0.2)
         nn.init.normal_(norm.running_mean, std=0.1)
         nn.init.uniform_(norm.running_var, 0.5, 1.5)
-        layers: list[nn.Module] = [nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False), norm]
+        layers: list[nn.Module] = [
+            nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False),
+            norm,
+        ]
         super().__init__(*layers, *([act] if act is not None else []))
 
 
@@ -89,7 +94,9 @@ class SqueezeExcite(nn.Module):
 
 
 class InvertedResidual(nn.Module):
-    def __init__(self, inputs: int, hidden: int, outputs: int, kernel: int, stride: int, act: type[nn.Module], squeeze: int = 0) -> None:
+    def __init__(
+        self, inputs: int, hidden: int, outputs: int, kernel: int, stride: int, act: type[nn.Module], squeeze: int = 0
+    ) -> None:
         super().__init__()
         layers: list[nn.Module] = [] if hidden == inputs else [ConvBN(inputs, hidden, 1, act=act())]
         layers.append(ConvBN(hidden, hidden, kernel, stride, groups=hidden, act=act()))
@@ -105,7 +112,15 @@ class InvertedResidual(nn.Module):
 
 
 class MobileNetV2(nn.Module):
-    SETTINGS = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
+    SETTINGS = (
+        (1, 16, 1, 1),
+        (6, 24, 2, 2),
+        (6, 32, 3, 2),
+        (6, 64, 4, 2),
+        (6, 96, 3, 1),
+        (6, 160, 3, 2),
+        (6, 320, 1, 1),
+    )
 
     def __init__(self, classes: int = 1000) -> None:
         super().__init__()
@@ -113,7 +128,9 @@ class MobileNetV2(nn.Module):
         channels = 32
         for expand, outputs, repeats, stride in self.SETTINGS:
             for index in range(repeats):
-                layers.append(InvertedResidual(channels, channels * expand, outputs, 3, stride if not index else 1, nn.ReLU6))
+                layers.append(
+                    InvertedResidual(channels, channels * expand, outputs, 3, stride if not index else 1, nn.ReLU6)
+                )
                 channels = outputs
         self.features = nn.Sequential(*layers, ConvBN(channels, 1280, 1, act=nn.ReLU6()))
         self.pool = nn.AdaptiveAvgPool2d(1)
@@ -171,7 +188,9 @@ class ConvNeXtBlock(nn.Module):
 
 
 class ConvNeXt(nn.Module):
-    def __init__(self, depths: tuple[int, ...] = (2, 2, 3, 2), widths: tuple[int, ...] = (48, 96, 192, 384), classes: int = 100) -> None:
+    def __init__(
+        self, depths: tuple[int, ...] = (2, 2, 3, 2), widths: tuple[int, ...] = (48, 96, 192, 384), classes: int = 100
+    ) -> None:
         super().__init__()
         layers: list[nn.Module] = [nn.Conv2d(3, widths[0], 4, 4), ChannelLayerNorm(widths[0])]
         for number, (depth, width) in enumerate(zip(depths, widths, strict=True)):

@@ -19,7 +19,9 @@ class SplitBottlenecks(nn.Module):
         super().__init__()
         self.half = outputs // 2
         self.first = conv_silu(inputs, outputs, 1)
-        self.blocks = nn.ModuleList(nn.Sequential(conv_silu(self.half, self.half), conv_silu(self.half, self.half)) for _ in range(depth))
+        self.blocks = nn.ModuleList(
+            nn.Sequential(conv_silu(self.half, self.half), conv_silu(self.half, self.half)) for _ in range(depth)
+        )
         self.last = conv_silu((2 + depth) * self.half, outputs, 1)
         self.residual = residual
 

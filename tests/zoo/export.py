@@ -22,7 +22,8 @@ def export_onnx(
     outputs: Sequence[str] = ("output",),
     opset: int = 17,
 ) -> Path:
-    """Write ``module`` to ``path`` with the tracing exporter, which writes opset 17 directly and keeps readable node names."""
+    """Write ``module`` to ``path`` with the tracing exporter, which writes opset 17 directly and keeps readable node
+    names."""
     import torch
 
     buffer = io.BytesIO()

@@ -17,8 +17,8 @@ SEED = 20
 class ZooModel:
     """An ONNX file and what it eats.
 
-    ``shapes`` gives each input's shape with the batch at 2 (float32 unless ``dtypes`` says otherwise); ``dynamic`` names
-    the axes that are dynamic in the file.
+    ``shapes`` gives each input's shape with the batch at 2 (float32 unless ``dtypes`` says otherwise); ``dynamic``
+    names the axes that are dynamic in the file.
     """
 
     name: str
@@ -52,7 +52,9 @@ class ZooModel:
         return ";".join(parts)
 
 
-def _torch_image(make: Callable[[], object], size: int, channels: int = 3, outputs: tuple[str, ...] = ("output",)) -> Callable[[str, Path], ZooModel]:
+def _torch_image(
+    make: Callable[[], object], size: int, channels: int = 3, outputs: tuple[str, ...] = ("output",)
+) -> Callable[[str, Path], ZooModel]:
     def builder(name: str, folder: Path) -> ZooModel:
         import torch
 
@@ -84,7 +86,12 @@ def _tagger(name: str, folder: Path) -> ZooModel:
     shapes = {"x": (2, 32, 24)}
     dynamic = {"x": {0: "batch"}}
     module = _lazy("dense", "Tagger")()
-    path = export_onnx(module, {"x": torch.zeros(shapes["x"])}, folder / f"{name}.onnx", dynamic_axes=dynamic | {"output": {0: "batch"}})
+    path = export_onnx(
+        module,
+        {"x": torch.zeros(shapes["x"])},
+        folder / f"{name}.onnx",
+        dynamic_axes=dynamic | {"output": {0: "batch"}},
+    )
     return ZooModel(name, path, shapes, dynamic)
 
 
@@ -96,7 +103,13 @@ def _bert(make: Callable[[], object]) -> Callable[[str, Path], ZooModel]:
         shapes = {"input_ids": (2, 16), "attention_mask": (2, 16)}
         dynamic = {key: {0: "batch", 1: "length"} for key in shapes}
         inputs = {key: torch.ones(shape, dtype=torch.int64) for key, shape in shapes.items()}
-        path = export_onnx(make(), inputs, folder / f"{name}.onnx", outputs=("embedding",), dynamic_axes=dynamic | {"embedding": {0: "batch"}})
+        path = export_onnx(
+            make(),
+            inputs,
+            folder / f"{name}.onnx",
+            outputs=("embedding",),
+            dynamic_axes=dynamic | {"embedding": {0: "batch"}},
+        )
         return ZooModel(name, path, shapes, dynamic, dict.fromkeys(shapes, "int64"))
 
     return builder

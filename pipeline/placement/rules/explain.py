@@ -240,7 +240,8 @@ RULES = (
         stage=Stage.EXPLAIN,
         ops=("Add",),
         effect="leaves an Add float that has no INT8 convolution to fuse with",
-        reason="rounding the residual stream of a transformer in every block loses accuracy, and its reader is a float LayerNorm",
+        reason="rounding the residual stream of a transformer in every block loses accuracy, and its reader is a "
+        "float LayerNorm",
         source="ModelOpt (an ancestor that is the block's own input is no residual)",
         visit=_residual_stream,
     ),

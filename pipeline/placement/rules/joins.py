@@ -50,15 +50,18 @@ RULES = (
         stage=Stage.STRUCTURE,
         ops=("Concat",),
         effect="quantises every input of a Concat that ends up as INT8, all with the output's scale",
-        reason="TensorRT moves Q and DQ across a Concat only when all scales are equal; otherwise every branch is rescaled",
-        source="TensorRT: Q/DQ limitations; ModelOpt concat elimination; TensorRT-RTX falls back to float for unequal scales",
+        reason="TensorRT moves Q and DQ across a Concat only when all scales are equal; otherwise every branch is "
+        "rescaled",
+        source="TensorRT: Q/DQ limitations; ModelOpt concat elimination; TensorRT-RTX falls back to float for "
+        "unequal scales",
         visit=_concat,
     ),
     Rule(
         name="selection",
         stage=Stage.STRUCTURE,
         ops=("Split", "Slice", "Gather"),
-        effect="quantises what a Split, Slice or Gather selects from, with the scale of its outputs, when a convolution writes it",
+        effect="quantises what a Split, Slice or Gather selects from, with the scale of its outputs, when a "
+        "convolution writes it",
         reason="the convolution then writes INT8 once and the selection copies INT8",
         source="TensorRT: Q moves backward and DQ forward across copies of equal scale",
         visit=_selection,

@@ -215,7 +215,8 @@ RULES = (
         name="tiny-channels",
         stage=Stage.KEEP,
         ops=("Conv", "ConvTranspose"),
-        effect="leaves convolutions of fewer than 16 input or output channels alone, but for the first one of a network",
+        effect="leaves convolutions of fewer than 16 input or output channels alone, but for the first one of a "
+        "network",
         reason="INT8 kernels work on 16 or 32 channels at a time; padding eats the gain",
         source="TREx lint rules; ModelOpt graph_utils",
         visit=_tiny_convolution,

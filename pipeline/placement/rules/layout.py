@@ -57,7 +57,8 @@ RULES = (
         name="layout",
         stage=Stage.STRUCTURE,
         ops=LAYOUT,
-        effect="lets a Reshape, Transpose or Flatten read INT8 where its input has a pair anyway, and gives both sides one scale",
+        effect="lets a Reshape, Transpose or Flatten read INT8 where its input has a pair anyway, and gives both "
+        "sides one scale",
         reason="reordering commutes with quantisation: one pair behind it is enough, TensorRT moves the Q backward",
         source="TensorRT: placement guide, commuting layers; Reshape and Transpose seen as INT8 in TensorRT-RTX plans",
         visit=_layout,
@@ -66,8 +67,10 @@ RULES = (
         name="resize",
         stage=Stage.STRUCTURE,
         ops=("Resize", "Upsample"),
-        effect="quantises the input of a nearest-neighbour Resize whose output is INT8, with one scale; interpolation stays float",
-        reason="copies can run in INT8; behind any Resize a new pair is needed, without it TensorRT-RTX runs the convolution in float",
+        effect="quantises the input of a nearest-neighbour Resize whose output is INT8, with one scale; "
+        "interpolation stays float",
+        reason="copies can run in INT8; behind any Resize a new pair is needed, without it TensorRT-RTX runs the "
+        "convolution in float",
         source="ModelOpt (Resize behind a convolution prefers an INT8 input); TensorRT-RTX plans",
         visit=_resize,
     ),
@@ -76,7 +79,8 @@ RULES = (
         stage=Stage.STRUCTURE,
         ops=("Pad",),
         effect="quantises in front of a Pad that adds zeros or repeats values, with the scale of its output",
-        reason="0 is the INT8 zero, so the Pad commutes; a pair between Pad and convolution alone leaves a float copy kernel",
+        reason="0 is the INT8 zero, so the Pad commutes; a pair between Pad and convolution alone leaves a float "
+        "copy kernel",
         source="TensorRT 8.6 engine of an onnxruntime graph: one copy kernel per Pad with Q/DQ behind it",
         visit=_pad,
     ),

@@ -34,8 +34,7 @@ def _mean(draft: Draft, node: ir.Node) -> None:
     if (
         value is None
         or not draft.can_demand(node, 0)
-        or fused_source(draft, value, *CONVOLUTIONS) is None
-        and not draft.has_pair(value)
+        or (fused_source(draft, value, *CONVOLUTIONS) is None and not draft.has_pair(value))
     ):
         return
     if draft.has_pair(value) and draft.graph.producer(value) is not None:
@@ -52,7 +51,8 @@ RULES = (
         stage=Stage.STRUCTURE,
         ops=("MaxPool",),
         effect="lets a MaxPool read INT8 where its input has a pair anyway, and gives both sides one scale",
-        reason="a maximum commutes with quantisation: behind a convolution one pair after the MaxPool is enough, TensorRT moves the Q "
+        reason="a maximum commutes with quantisation: behind a convolution one pair after the MaxPool is enough, "
+        "TensorRT moves the Q "
         "backward; two scales around it would keep it float",
         source="TensorRT: placement guide, commuting layers",
         visit=_max_pool,
@@ -61,8 +61,10 @@ RULES = (
         name="average-pool",
         stage=Stage.STRUCTURE,
         ops=("AveragePool", "GlobalAveragePool", "ReduceMean"),
-        effect="quantises the input of a spatial mean behind an INT8 convolution when its output, or another reader of its input, is INT8",
-        reason="a layer without weights and with an INT8 input needs an INT8 output; the convolution in front then writes INT8",
+        effect="quantises the input of a spatial mean behind an INT8 convolution when its output, or another reader "
+        "of its input, is INT8",
+        reason="a layer without weights and with an INT8 input needs an INT8 output; the convolution in front then "
+        "writes INT8",
         source="TensorRT: placement guide, recommendation 5 and quantizable layers; ModelOpt find_quantizable_nodes",
         visit=_mean,
     ),

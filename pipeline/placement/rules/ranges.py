@@ -18,7 +18,8 @@ _WALK = 6
 
 
 def known_amax(draft: Draft, value: ir.Value) -> float | None:
-    """The largest magnitude ``value`` can have: a Clip or a bounded activation before it, through copies and MaxPools."""
+    """The largest magnitude ``value`` can have: a Clip or a bounded activation before it, through copies and
+    MaxPools."""
     graph = draft.graph
     for _ in range(_WALK):
         node = graph.producer(value)

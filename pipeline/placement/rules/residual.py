@@ -19,9 +19,9 @@ __all__ = ["RULES", "fused_side"]
 def fused_side(draft: Draft, node: ir.Node) -> int | None:
     """Which input of an Add comes out of an INT8 convolution that the Add can fuse with.
 
-    A convolution directly in front is preferred to one with an activation between, and of two equal ones that at the end of
-    the longer path from the inputs (the other is the projection of the skip path). None when there is none, or when the
-    operands have different shapes.
+    A convolution directly in front is preferred to one with an activation between, and of two equal ones that at the
+    end of the longer path from the inputs (the other is the projection of the skip path). None when there is none, or
+    when the operands have different shapes.
     """
     graph = draft.graph
     if len(graph.computed_inputs(node)) != 2 or node.inputs[0] is node.inputs[1]:
@@ -78,7 +78,8 @@ RULES = (
         stage=Stage.STRUCTURE,
         ops=("Add",),
         effect="quantises the skip input of a residual Add, and nothing between the convolution and the Add",
-        reason="the fused kernel writes INT8 only when the skip input is INT8; a Q/DQ pair between convolution and Add stops the fusion",
+        reason="the fused kernel writes INT8 only when the skip input is INT8; a Q/DQ pair between convolution and "
+        "Add stops the fusion",
         source="TensorRT: placement guide, recommendation 4; pytorch-quantization ResNet-50 tutorial",
         visit=_residual,
     ),

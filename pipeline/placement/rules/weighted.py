@@ -67,7 +67,8 @@ RULES = (
         stage=Stage.WEIGHTED,
         ops=("Conv",),
         effect="quantises the input and the weights of a convolution, weights along axis 0",
-        reason="a convolution runs in INT8 only when all its inputs do; its output stays float so that what follows fuses",
+        reason="a convolution runs in INT8 only when all its inputs do; its output stays float so that what follows "
+        "fuses",
         source="TensorRT: placement guide, recommendations 1, 2 and 7",
         visit=_conv,
     ),

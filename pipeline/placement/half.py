@@ -1,0 +1,267 @@
+"""FP16 for the part of a Q/DQ graph that stays float, written into the graph as types and Cast nodes.
+
+TensorRT 10 with strong typing, 11 and RTX take types from the graph; there is no FP16 flag. What stays float32:
+
+- Q and DQ nodes with their scales (before opset 19 both sides of them are float32), every operator that reads a DQ, and the
+  element-wise operators between such a one and the next Q. TensorRT runs all of these in INT8 kernels whatever float type
+  stands there (seen in TensorRT-RTX plans: the same kernels with float32 as with FP16 around them), and FP32 scales are what
+  TensorRT 8.6 to 11 all accept;
+- operators that overflow or lose what they compute in FP16: powers, exponentials, sums, norms and their like;
+- operators with a constant that FP16 cannot hold (a mask of -1e9, an epsilon of 1e-12);
+- the graph's inputs and outputs, unless asked otherwise.
+
+Element-wise operators on their own are not worth two casts and stay float32 too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pipeline.placement.graph import GraphView
+from pipeline.placement.ops import LAYOUT, POINTWISE, QUANTIZERS
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+__all__ = ["OVERFLOWING", "HalfResult", "to_half"]
+
+OVERFLOWING = (
+    "Pow", "Exp", "Log", "Reciprocal", "Sqrt", "CumSum", "ReduceSum", "ReduceMean", "ReduceProd", "ReduceL1", "ReduceL2",
+    "ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp", "LayerNormalization", "InstanceNormalization",
+    "GroupNormalization", "MeanVarianceNormalization", "LpNormalization", "LRN", "Softplus", "LogSoftmax",
+)  # fmt: skip
+"""Their sums, squares or logarithms leave FP16's range of 6e-8 to 65504 on ordinary activations."""
+
+_FIXED_TYPE = ("Cast", "CastLike", "Constant", "ConstantOfShape", "Range", "EyeLike", "RandomNormal", "RandomUniform")
+_CHEAP = (*POINTWISE, *LAYOUT, "Slice", "Gather", "Expand", "Where", "Concat", "Split", "Pad")
+
+
+@dataclass(frozen=True)
+class HalfResult:
+    """What was changed."""
+
+    converted: tuple[str, ...]
+    """Nodes that compute in FP16 now."""
+    kept: dict[str, str]
+    """Nodes that stay float32 although FP16 exists for them, with the reason."""
+    casts: int
+
+
+def to_half(model: ir.Model, *, float_io: bool = True) -> HalfResult:
+    """Change ``model`` (sorted, nodes named: :func:`pipeline.placement.graph.load_graph`) in place.
+
+    Args:
+        float_io: keep the graph's inputs and outputs in float32.
+    """
+    worker = _Half(GraphView(model), float_io)
+    chosen = worker.choose()
+    worker.convert(chosen)
+    return HalfResult(tuple(node.name or "" for node in worker.graph.nodes if node in chosen), worker.kept, worker.casts)
+
+
+class _Half:
+    def __init__(self, graph: GraphView, float_io: bool) -> None:
+        self.graph = graph
+        self.target = graph.model.graph
+        self.float_io = float_io
+        self.kept: dict[str, str] = {}
+        self.casts = 0
+        self.opset = graph.model.opset_imports.get("", 0)
+        self.names = {value.name for node in graph.nodes for value in (*node.inputs, *node.outputs) if value is not None}
+        self.names |= {node.name for node in graph.nodes} | set(self.target.initializers)
+        self.casted: dict[tuple[ir.Value, str], ir.Value] = {}
+
+    # --- which nodes
+
+    def choose(self) -> set[ir.Node]:
+        """Nodes that shall compute in FP16."""
+        core = self.integer_core()
+        chosen = set()
+        for node in self.graph.nodes:
+            if node in core or not self.typed_inputs(node):
+                continue
+            reason = self.reason_to_keep(node)
+            if reason is None:
+                chosen.add(node)
+            else:
+                self.kept[node.name or ""] = reason
+        for island in self.islands(chosen):
+            if all(self.graph.op(node) in _CHEAP for node in island):
+                chosen -= island
+                self.kept.update(dict.fromkeys((node.name or "" for node in island), "element-wise, not worth two casts"))
+        return chosen
+
+    def integer_core(self) -> set[ir.Node]:
+        """Q, DQ, the readers of a DQ, and the operators that fuse between those and the next Q."""
+        graph = self.graph
+        core = {
+            node
+            for node in graph.nodes
+            if graph.op(node) in QUANTIZERS or any(graph.producer(value, "DequantizeLinear") for value in node.inputs)
+        }
+        between = {node for node in graph.nodes if node not in core and graph.op(node) in (*POINTWISE, *LAYOUT, "MaxPool")}
+
+        def stays(node: ir.Node) -> bool:
+            before = [graph.producer(value) for _, value in graph.computed_inputs(node) if graph.is_float(value)]
+            after = list(graph.downstream(node.outputs[0]))
+            inside = core | between
+            return bool(after) and all(other in inside for other in after) and all(other in inside for other in before)
+
+        while outside := [node for node in between if not stays(node)]:
+            between -= set(outside)
+        return core | between
+
+    def reason_to_keep(self, node: ir.Node) -> str | None:
+        op = self.graph.op(node)
+        if op in OVERFLOWING:
+            return "overflows or underflows in FP16"
+        for index in self.typed_inputs(node):
+            array = self.graph.array(node.inputs[index])
+            if array is not None and not _fits(array):
+                return f"its constant {node.inputs[index].name} is outside FP16's range"  # type: ignore[union-attr]
+        if op == "Div" and self.graph.producer(node.inputs[1], *OVERFLOWING) is not None:
+            return "divides by a norm"
+        return None
+
+    def typed_inputs(self, node: ir.Node) -> list[int]:
+        """Inputs that take FP16 when the first output does, by the operator's ONNX definition; [] when it has no FP16 form."""
+        import onnx
+
+        if node.domain not in ("", "ai.onnx") or self.graph.op(node) in _FIXED_TYPE or not node.outputs:
+            return []
+        if any(value.dtype is None or value.dtype.name != "FLOAT" for value in node.outputs[:1]):
+            return []
+        if any(attribute.type.name in ("GRAPH", "GRAPHS") for attribute in node.attributes.values()):
+            return []
+        try:
+            schema = onnx.defs.get_schema(node.op_type, self.opset, "")
+        except onnx.defs.SchemaError:
+            return []
+        kind = schema.outputs[0].type_str
+        allowed = {constraint.type_param_str: constraint.allowed_type_strs for constraint in schema.type_constraints}
+        if "tensor(float16)" not in allowed.get(kind, ()):
+            return []
+        found = []
+        for index, value in enumerate(node.inputs):
+            formal = schema.inputs[min(index, len(schema.inputs) - 1)]
+            if value is not None and formal.type_str == kind:
+                found.append(index)
+        return found
+
+    def islands(self, chosen: set[ir.Node]) -> list[set[ir.Node]]:
+        """Connected sets of chosen nodes."""
+        left, found = set(chosen), []
+        for start in self.graph.nodes:
+            if start not in left:
+                continue
+            island, pending = set(), [start]
+            while pending:
+                node = pending.pop()
+                if node not in left:
+                    continue
+                left.remove(node)
+                island.add(node)
+                pending += [other for value in node.outputs for other in self.graph.downstream(value)]
+                pending += [other for value in node.inputs if (other := self.graph.producer(value)) is not None]
+            found.append(island)
+        return found
+
+    # --- the change
+
+    def convert(self, chosen: set[ir.Node]) -> None:
+        import onnx_ir as ir
+
+        half = ir.TensorType(ir.DataType.FLOAT16)
+        typed = {node: self.typed_inputs(node) for node in chosen}
+        halves: set[ir.Value] = set()
+        for node in chosen:
+            for value in node.outputs:
+                if value.dtype is not None and value.dtype.name == "FLOAT":
+                    value.type = half
+                    halves.add(value)
+        if not self.float_io:
+            for value in self.target.inputs:
+                if value.dtype is not None and value.dtype.name == "FLOAT":
+                    value.type = half
+                    halves.add(value)
+        for node in self.graph.nodes:
+            wanted = typed.get(node, [])
+            for index, value in enumerate(node.inputs):
+                if value is None:
+                    continue
+                if index in wanted and value not in halves:
+                    array = self.graph.array(value)
+                    narrow = self.constant(value, array) if array is not None else self.cast(value, "FLOAT16", node)
+                    node.replace_input_with(index, narrow)
+                elif index not in wanted and value in halves and self.graph.op(node) != "Cast":
+                    node.replace_input_with(index, self.cast(value, "FLOAT", node))
+        self.outputs(halves)
+
+    def outputs(self, halves: set[ir.Value]) -> None:
+        """Give the graph's outputs the type they shall have, under their own names."""
+        import onnx_ir as ir
+
+        for index, value in enumerate(self.target.outputs):
+            is_half = value in halves
+            if is_half != self.float_io or value.dtype is None or value.dtype.name not in ("FLOAT", "FLOAT16"):
+                continue
+            name = value.name or ""
+            producer = value.producer()
+            if producer is None:
+                continue
+            value.name = self.fresh(f"{name}_fp16" if is_half else f"{name}_fp32")
+            dtype = ir.DataType.FLOAT if is_half else ir.DataType.FLOAT16
+            result = ir.Value(name=name, shape=value.shape, type=ir.TensorType(dtype))
+            cast = ir.Node("", "Cast", [value], [ir.AttrInt64("to", int(dtype))], outputs=[result], name=self.fresh(f"{name}_Cast"))
+            self.target.insert_after(producer, [cast])
+            self.target.outputs[index] = result
+            self.casts += 1
+
+    def cast(self, value: ir.Value, dtype: str, before: ir.Node) -> ir.Value:
+        """``value`` in another float type; one Cast per tensor and type, right behind the tensor."""
+        import onnx_ir as ir
+
+        key = (value, dtype)
+        if key not in self.casted:
+            kind = ir.DataType[dtype]
+            suffix = "fp16" if dtype == "FLOAT16" else "fp32"
+            result = ir.Value(name=self.fresh(f"{value.name}_{suffix}"), shape=value.shape, type=ir.TensorType(kind))
+            name = self.fresh(f"{value.name}_Cast_{suffix}")
+            cast = ir.Node("", "Cast", [value], [ir.AttrInt64("to", int(kind))], outputs=[result], name=name)
+            producer = value.producer()
+            if producer is not None:
+                self.target.insert_after(producer, [cast])
+            else:
+                self.target.insert_before(self.graph.nodes[0], [cast])
+            self.casts += 1
+            self.casted[key] = result
+        return self.casted[key]
+
+    def constant(self, value: ir.Value, array: np.ndarray[Any, Any]) -> ir.Value:
+        import onnx_ir as ir
+
+        key = (value, "FLOAT16")
+        if key not in self.casted:
+            name = self.fresh(f"{value.name}_fp16")
+            tensor = ir.tensor(array.astype(np.float16), name=name)
+            result = ir.Value(name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
+            self.target.register_initializer(result)
+            self.casted[key] = result
+        return self.casted[key]
+
+    def fresh(self, name: str) -> str:
+        result, number = name, 1
+        while result in self.names:
+            result, number = f"{name}_{number}", number + 1
+        self.names.add(result)
+        return result
+
+
+def _fits(array: np.ndarray[Any, Any]) -> bool:
+    """True when FP16 holds every value: none becomes infinite, and none that is not zero becomes zero."""
+    with np.errstate(over="ignore", under="ignore"):
+        narrow = array.astype(np.float16)
+    return bool(np.isfinite(narrow).all() and ((narrow == 0) == (array == 0)).all())
