@@ -185,9 +185,11 @@ class _Build:
 
     def prepare(self, exported: Finished[ExportResult], source: DataSource, split: Split) -> Finished[PrepareResult]:
         from pipeline import prepare
+        from pipeline.data import static_batch
 
         def action(folder: Path) -> PrepareResult:
-            few = self.batches(source, split.calibration, exported.result.inputs, limit=_PREPARE_SAMPLES)
+            count = max(_PREPARE_SAMPLES, static_batch(exported.result.inputs) or 1)
+            few = self.batches(source, split.calibration, exported.result.inputs, limit=count)
             result = prepare.run(
                 exported.result.model_path,
                 folder=folder,
@@ -282,6 +284,7 @@ class _Build:
 
     def compile(self, quantized: Finished[QuantizeResult], target: str) -> Finished[BuildResult]:
         from pipeline import build as stage
+        from pipeline.engine.device import describe_device
         from pipeline.engine.probe import probe
 
         inputs = {
@@ -289,6 +292,7 @@ class _Build:
             "target": target,
             "options": self.engine_options.model_dump(mode="json"),
             "version": probe(target).version,
+            "card": str(describe_device()) if target == "tensorrt" else None,
             "profiles": [str(profile) for profile in self.config.profiles],
         }
         return self.runner.run(
@@ -417,8 +421,7 @@ def target_record(result: BuildResult) -> dict[str, Any]:
     engine = result.engine
     if engine is None:
         return {"version": f"onnxruntime {result.onnxruntime}"}
-    record = engine.model_dump(mode="json", exclude={"messages", "profiles"})
-    return {**record, "version": engine.tensorrt, "built_on": engine.built_on}
+    return engine.manifest_entry()
 
 
 def _read_from(result: R, source: DataSource) -> R:
