@@ -63,11 +63,12 @@ def export_python(
         for method in methods:
             shutil.rmtree(work, ignore_errors=True)
             work.mkdir(parents=True)
-            with progress.task(f"export with PyTorch's {method} exporter", total=None, unit="steps"):
+            with progress.task(f"export with PyTorch's {method} exporter", total=1, unit="models") as task:
                 header, dependencies = _run_child(code, method, inputs, profiles, opset, work, timeout_s)
                 failure = header.get("export_failed")
                 if failure is None:
                     model, failure = _finished(load_model(work / MODEL), header, method, opset)
+                task.advance()
             if failure is None:
                 break
             notes.append(f"PyTorch's {method} exporter cannot export {code.text}: {failure}")

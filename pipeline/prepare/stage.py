@@ -58,7 +58,7 @@ def run(
     """
     graph_model = load_model(model)
     before = _nodes(graph_model)
-    with progress.task("prepare the graph", total=None, unit="rewrites") as task:
+    with progress.task("prepare the graph", total=None, unit="passes") as task:
         changes = rewrite(graph_model, task.advance)
     path = save_model(graph_model, folder)
     check_file(path)
