@@ -10,7 +10,7 @@ import click
 from pipeline.cli.common import console, make_progress, output_options, print_json, user_errors
 
 if TYPE_CHECKING:
-    from pipeline.compare.drift import DriftReport
+    from pipeline.compare.drift import DriftReport, Measure
     from pipeline.config import Preprocess
 
 _SHOWN = 10
@@ -23,6 +23,14 @@ _SHOWN = 10
 @click.option("--samples", type=click.IntRange(min=1), help="Look at the first so many [all].")
 @click.option("--batch-size", type=click.IntRange(min=1), default=8, show_default=True, help="As in the build.")
 @click.option("--limit", type=click.FloatRange(min=0, min_open=True), default=15.0, show_default=True, help="Per cent.")
+@click.option(
+    "--range",
+    "measure",
+    type=click.Choice(["percentile", "calibrator"]),
+    default="percentile",
+    show_default=True,
+    help="Judge the 99.99th percentile of |x|, or what the artifact's calibrator gives.",
+)
 @output_options
 @user_errors
 def command(
@@ -32,6 +40,7 @@ def command(
     samples: int | None,
     batch_size: int,
     limit: float,
+    measure: Measure,
     as_json: bool,
     quiet: bool,
     verbose: bool,
@@ -50,6 +59,7 @@ def command(
         samples=samples,
         batch_size=batch_size,
         limit=limit / 100.0,
+        measure=measure,
         progress=make_progress(quiet=quiet, verbose=verbose),
     )
     if as_json:
@@ -91,8 +101,8 @@ def print_report(report: DriftReport) -> None:
         f"calibrated ones ({report.calibrator})",
         title_justify="left",
     )
-    table.add_column("tensor")
-    for column in ("calibrated", "recent", "change", "clipped now", "error then", "error now", "extra", "recalibrated"):
+    table.add_column("tensor", overflow="fold")
+    for column in ("range then", "now", "change", "amax", "clipped", "error then", "error now", "if renewed"):
         table.add_column(column, justify="right")
     for item in (*flagged, *others[: max(0, _SHOWN - len(flagged))]):
         table.add_row(
@@ -100,17 +110,18 @@ def print_report(report: DriftReport) -> None:
             f"{item.calibrated:.4g}",
             f"{item.recent:.4g}",
             f"{100 * item.change:+.1f} %",
+            f"{item.amax:.4g}",
             f"{100 * item.clipped_recent:.3f} %",
             f"{item.error_calibrated:.4f}",
             f"{item.error_recent:.4f}",
-            f"{item.extra_error:+.4f}",
             f"{item.error_recalibrated:.4f}",
             style="red" if item.flagged else None,
         )
     out = console()
     out.print(table)
     out.print(
-        f"{len(flagged)} of {len(report.tensors)} ranges moved by more than {100 * report.limit:g} %; errors are the "
-        "relative L2 expected at the tensor itself, from its histogram",
+        f"{len(flagged)} of {len(report.tensors)} ranges moved by more than {100 * report.limit:g} %. Errors are the "
+        "relative L2 expected at the tensor itself: on the calibration data, on the recent data, and on these with the "
+        "range that a new calibration would give.",
         markup=False,
     )

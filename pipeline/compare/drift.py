@@ -1,12 +1,15 @@
 """Has the data moved away from what was calibrated? Ranges of recent data against an artifact's, layer by layer.
 
-The *range* of a tensor is what the artifact's own calibrator makes of a statistic, with the same groups and known
-limits as in the build: so the calibrated range is the one in force, and the recent one is what a build on the recent
-data would use. A tensor whose range moved by more than the limit in either direction is flagged.
+The range by which movement is judged is the 99.99th percentile of |x|, with the same groups and known limits as in the
+build; a tensor whose range moved by more than the limit in either direction is flagged. The artifact's own calibrator
+can be asked instead (``measure="calibrator"``), but some calibrators jump without any drift: of EfficientNet-Lite0
+calibrated on 128 images of imagenet500, 4 of 51 ranges move by more than 15 % on the other 372 images of the same set
+under minmax and 6 under ema 0.99, while the 99.99th percentile moves by 4 % at most (by 6 % on 32 images).
 
 What the movement costs is estimated from the histograms (:func:`pipeline.compare.histogram.expected_error`): the
 relative error of the tensor under the range in force, on the calibration data and on the recent data; and on the recent
-data under their own range. It is the error made at this tensor alone, not what reaches the outputs.
+data under the range that the artifact's calibrator would give them. It is the error made at this tensor alone, not what
+reaches the outputs.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from __future__ import annotations
 import json
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from pydantic import ValidationError
 
@@ -32,9 +35,20 @@ if TYPE_CHECKING:
     from pipeline.config import Preprocess
     from pipeline.placement import PlacementPlan
 
-__all__ = ["DEFAULT_LIMIT", "DriftReport", "TensorDrift", "compare_ranges", "measure_drift"]
+__all__ = [
+    "DEFAULT_LIMIT",
+    "JUDGED_PERCENTILE",
+    "DriftReport",
+    "Measure",
+    "TensorDrift",
+    "compare_ranges",
+    "measure_drift",
+]
+
+Measure: TypeAlias = Literal["percentile", "calibrator"]
 
 DEFAULT_LIMIT: Final = 0.15
+JUDGED_PERCENTILE: Final = 99.99
 _MIN_SAMPLES: Final = 8
 
 
@@ -43,18 +57,20 @@ class TensorDrift(Record):
 
     tensor: str
     calibrated: float
-    """amax in force."""
+    """Range of the calibration data, as judged."""
     recent: float
-    """amax that the same calibrator gives on the recent data."""
+    """The same of the recent data."""
     change: float
     """recent / calibrated - 1."""
     flagged: bool
+    amax: float
+    """The range in force, by the artifact's calibrator."""
     error_calibrated: float
     """Expected relative L2 error of this tensor on the calibration data, under the range in force."""
     error_recent: float
     """On the recent data, under the range in force."""
     error_recalibrated: float
-    """On the recent data, under their own range."""
+    """On the recent data, under the range that the artifact's calibrator gives them."""
     clipped_recent: float
     """Share of the recent values beyond the range in force."""
 
@@ -73,6 +89,7 @@ class DriftReport(Record):
     calibration_samples: int
     calibrator: str
     limit: float
+    measure: Measure
     tensors: tuple[TensorDrift, ...]
 
     @property
@@ -88,13 +105,23 @@ def compare_ranges(
     calibrated: Mapping[str, TensorStatistics],
     recent: Mapping[str, TensorStatistics],
     calibrator: Calibrator,
-    limit: float,
+    *,
+    limit: float = DEFAULT_LIMIT,
+    measure: Measure = "percentile",
 ) -> tuple[TensorDrift, ...]:
-    """Judge every tensor that was calibrated, from the statistics of both data sets."""
+    """Judge every tensor that was calibrated, from the statistics of both data sets.
+
+    Args:
+        calibrator: the artifact's.
+        limit: movement beyond which a tensor is flagged, 0.15 being 15 %.
+        measure: what a range is (module docstring).
+    """
+    from calibrators import get
     from pipeline.quantize import activation_ranges
 
-    before, _ = activation_ranges(plan.activations, calibrated, calibrator)
-    now, _ = activation_ranges(plan.activations, recent, calibrator)
+    judge = calibrator if measure == "calibrator" else get("percentile", {"percentile": JUDGED_PERCENTILE})
+    before, now = (activation_ranges(plan.activations, stats, judge)[0] for stats in (calibrated, recent))
+    in_force, renewed = (activation_ranges(plan.activations, stats, calibrator)[0] for stats in (calibrated, recent))
     found = []
     for name in plan.tensors:
         change = now[name] / before[name] - 1.0
@@ -105,10 +132,11 @@ def compare_ranges(
                 recent=now[name],
                 change=change,
                 flagged=abs(change) > limit,
-                error_calibrated=expected_error(calibrated[name], before[name]),
-                error_recent=expected_error(recent[name], before[name]),
-                error_recalibrated=expected_error(recent[name], now[name]),
-                clipped_recent=clipped_values(recent[name], before[name]) / max(recent[name].finite, 1),
+                amax=in_force[name],
+                error_calibrated=expected_error(calibrated[name], in_force[name]),
+                error_recent=expected_error(recent[name], in_force[name]),
+                error_recalibrated=expected_error(recent[name], renewed[name]),
+                clipped_recent=clipped_values(recent[name], in_force[name]) / max(recent[name].finite, 1),
             )
         )
     return tuple(found)
@@ -122,6 +150,7 @@ def measure_drift(
     samples: int | None = None,
     batch_size: int = 8,
     limit: float = DEFAULT_LIMIT,
+    measure: Measure = "percentile",
     progress: Progress = SILENT,
 ) -> DriftReport:
     """Run the artifact's float model over recent data and compare the ranges.
@@ -129,6 +158,7 @@ def measure_drift(
     Args:
         data: as ``--data`` of a build; all of it, or the first ``samples``.
         batch_size: the calibration's own, where the calibrator is a moving average over batches.
+        limit, measure: as for :func:`compare_ranges`.
 
     Raises:
         InputError: no artifact, one without calibration, data that do not fit or are too few.
@@ -172,7 +202,8 @@ def measure_drift(
         calibration_samples=opened.manifest.data.calibration_samples,
         calibrator=record.calibrator,
         limit=limit,
-        tensors=compare_ranges(plan, calibrated, recent, calibrator, limit),
+        measure=measure,
+        tensors=compare_ranges(plan, calibrated, recent, calibrator, limit=limit, measure=measure),
     )
 
 

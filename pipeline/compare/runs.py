@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -143,38 +144,39 @@ class TaskRunner:
         """
         results: dict[int, Finished[RunResult]] = {}
         errors: dict[int, BaseException] = {}
+        stop = threading.Event()
+
+        def unless_stopped(task: Task) -> Finished[RunResult] | None:
+            return None if stop.is_set() else self._one(task)
+
         with (
             self._progress.task(description, total=len(tasks), unit="runs") as bar,
             ThreadPoolExecutor(self._workers.count) as pool,
         ):
-            futures = {pool.submit(self._one, task): index for index, task in enumerate(tasks)}
+            futures = {pool.submit(unless_stopped, task): index for index, task in enumerate(tasks)}
             try:
                 for future in as_completed(futures):
                     index = futures[future]
-                    if future.cancelled():
-                        continue
-                    error = future.exception()
-                    if error is not None:
+                    if (error := future.exception()) is not None:
                         errors[index] = error
-                        pool.shutdown(wait=False, cancel_futures=True)
-                        continue
-                    finished = results[index] = future.result()
-                    bar.advance()
-                    self._count(tasks[index], finished)
-                    if (line := describe(tasks[index], finished)) is not None:
-                        self._progress.note(f"{tasks[index].label}: {line}" + (" (kept)" if finished.cached else ""))
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+                        stop.set()
+                    elif (finished := future.result()) is not None:
+                        results[index] = finished
+                        bar.advance()
+                        self._say(tasks[index], finished, describe(tasks[index], finished))
+            finally:
+                stop.set()
         if errors:
             raise errors[min(errors)]
         return [results[index] for index in range(len(tasks))]
 
-    def _count(self, task: Task, finished: Finished[RunResult]) -> None:
+    def _say(self, task: Task, finished: Finished[RunResult], line: str | None) -> None:
         if finished.cached:
             self.taken += 1
         else:
             self.seconds[task.label] = round(finished.seconds, 3)
+        if line is not None:
+            self._progress.note(f"{task.label}: {line}" + (" (kept)" if finished.cached else ""))
 
     def _one(self, task: Task) -> Finished[RunResult]:
         inputs: dict[str, Any] = {

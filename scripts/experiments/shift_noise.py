@@ -44,6 +44,8 @@ def main(data: Path, out: Path, page: Path, draws: int, workers: int | None) -> 
         data=str(data),
         labels=data / "labels.csv",
         preprocess=Preprocess(**PRESETS["efficientnet-lite"]),
+        # Without a profile the batch would be static, and ema would see single images.
+        profiles=("x=1x3x224x224,8x3x224x224,64x3x224x224",),
         out=out,
         samples=128,
         shift_sigma=SIGMAS,
@@ -67,7 +69,7 @@ def results(outcome: Outcome) -> str:
         "",
         f"EfficientNet-Lite0 (trained weights), {len(document['data']['calibration_samples'])} photographs calibrate, "
         f"{outcome.samples} others are measured, with their labels. Gaussian noise, in standard deviations of each "
-        f"tensor over the calibration samples, is added to the outputs of all {len(document['activation_layers'])} ReLU6 "
+        f"tensor over the calibration samples, is added to the outputs of the {len(document['activation_layers'])} ReLU6 "
         f"layers, in FP32 and INT8 alike: {document['seeds']['shift_draws']} drawings per strength, seed "
         f"{document['seeds']['experiment']}. The Q/DQ graphs are computed by onnxruntime on a CPU without graph "
         f"optimisation; {tools}.",

@@ -9,6 +9,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from pipeline.core.ort import make_session
+
 
 def graph(
     nodes: list[Any],
@@ -31,7 +33,8 @@ def graph(
 
 
 def classifier(path: Path, classes: int = 10, seed: int = 0) -> Path:
-    """Nx3x8x8 to N x classes: two convolutions with ReLU and Clip, pooling, a linear layer; random weights."""
+    """Nx3x8x8 to N x classes: two convolutions with ReLU and Clip, pooling, a linear layer; random weights, the last
+    bias such that :func:`images` fall into all classes."""
     generator = np.random.default_rng(seed)
 
     def weights(*shape: int) -> np.ndarray:
@@ -43,7 +46,7 @@ def classifier(path: Path, classes: int = 10, seed: int = 0) -> Path:
         "w2": weights(32, 16, 3, 3),
         "b2": weights(32, 1)[:, 0],
         "w3": weights(classes, 32) * np.float32(3.0),
-        "b3": weights(classes, 1)[:, 0],
+        "b3": np.zeros(classes, np.float32),
         "low": np.float32(0.0),
         "high": np.float32(6.0),
     }
@@ -57,7 +60,9 @@ def classifier(path: Path, classes: int = 10, seed: int = 0) -> Path:
         helper.make_node("Gemm", ["f", "w3", "b3"], ["scores"], name="linear", transB=1),
     ]
     model = graph(nodes, {"x": ["N", 3, 8, 8]}, {"scores": ["N", classes]}, constants)
-    onnx.save(model, path)
+    (scores,) = make_session(model, threads=1).run(["scores"], {"x": images(200, seed=7)})
+    constants["b3"] = -scores.mean(axis=0)
+    onnx.save(graph(nodes, {"x": ["N", 3, 8, 8]}, {"scores": ["N", classes]}, constants), path)
     return path
 
 
