@@ -39,7 +39,8 @@ from pipeline.engine.runner import Runner
 
 SLICE_BYTES = 48_000_000
 SHARED_BYTES = 1024  # smaller weights stay in the graph
-VARIANTS = ("int8", "fp16", "implicit", "fp32", "int8-half-in")
+RIVALS = ("modelopt", "onnxruntime")  # Q/DQ graphs of other tools, given with --rival
+VARIANTS = ("int8", "fp16", "implicit", *RIVALS, "fp32", "int8-half-in")
 PACK = "pack.tar"
 
 
@@ -134,6 +135,10 @@ def full_cache(model: Path, images: np.ndarray, mean: np.ndarray, std: np.ndarra
     return cache_text({name: value / 127 for name, value in largest.items() if value > 0})
 
 
+def _split_rival(text: str) -> tuple[str, str, str]:
+    return text.partition("=")
+
+
 def prepare(args: argparse.Namespace) -> None:
     import csv
 
@@ -143,7 +148,8 @@ def prepare(args: argparse.Namespace) -> None:
     with (args.images / "labels.csv").open() as stream:
         rows = list(csv.DictReader(stream))
     names, labels = [row["file"] for row in rows], np.array([int(row["class_index"]) for row in rows])
-    chosen = np.arange(len(names))[args.skip :]
+    calibrated = {index * len(names) // args.skip for index in range(args.skip)}  # as `quantize build` spaces them
+    chosen = np.array([index for index in range(len(names)) if index not in calibrated])
     images = centre_crops(args.images, args.size, [names[index] for index in chosen])
     spec: dict[str, Any] = {"models": {}}
     stored = {"images": images, "labels": labels[chosen]}
@@ -154,9 +160,15 @@ def prepare(args: argparse.Namespace) -> None:
             np.array([float(v) for v in part.split(",")], np.float32) for part in (numbers or "127:128").split(":")
         )
         sources = {"fp32": Path(artifact) / FP32_MODEL, "int8": Path(artifact) / INT8_MODEL}
+        for key, _, path in map(_split_rival, args.rival):
+            owner, _, rival = key.partition(":")
+            if rival not in RIVALS:
+                raise SystemExit(f"--rival {key}: known are {', '.join(RIVALS)}")
+            if owner == name:
+                sources[rival] = Path(path)
         share_weights(work / name, sources)
         (work / name / "calibration.cache").write_text(full_cache(sources["fp32"], images[:64], mean, std))
-        for kind in sources if args.predict else ():
+        for kind in sources if name in args.predict else ():
             stored[f"{name}/{kind}"] = predictions(sources[kind], images, mean, std)
         spec["models"][name] = {"mean": mean.tolist(), "std": std.tolist()}
     np.savez_compressed(work / "images.npz", **stored)
@@ -245,7 +257,10 @@ class Bench:
         folder = self.args.at / "engines" / model / variant
         if not again and (folder / "build.json").exists():
             return
-        source = self.args.at / model / ("int8.onnx" if variant.startswith("int8") else "fp32.onnx")
+        graph = "int8" if variant.startswith("int8") else variant if variant in RIVALS else "fp32"
+        source = self.args.at / model / f"{graph}.onnx"
+        if not source.exists():
+            return
         plan = folder / ("again.plan" if again else "model.plan")
         try:
             record = build_engine(
@@ -303,9 +318,9 @@ class Bench:
         """All variants that are built, with and without graph, interleaved, batch by batch."""
         images, _ = self.images(model)
         runners = {}
-        for variant in VARIANTS[:4]:
+        for variant in VARIANTS:
             for graph in (False, True):
-                runner = self.runner(model, variant, cuda_graphs=graph)
+                runner = None if variant.endswith("half-in") else self.runner(model, variant, cuda_graphs=graph)
                 if runner is not None:
                     runners[variant, graph] = runner
         try:
@@ -343,7 +358,8 @@ class Bench:
                 outputs = runner.map({name: batch.astype(dtype)} for batch in batches)
                 found = np.concatenate([values[output].argmax(-1) for values in outputs])
             figures: dict[str, Any] = {"images": len(labels), "top1": float(np.mean(found == labels))}
-            reference = stored.get(f"{model}/{'int8' if variant.startswith('int8') else 'fp32'}")
+            graph = "int8" if variant.startswith("int8") else variant if variant in RIVALS else "fp32"
+            reference = stored.get(f"{model}/{graph}")
             if reference is not None:
                 figures["top1_onnxruntime"] = float(np.mean(reference == labels))
                 figures["agreement"] = float(np.mean(reference == found))
@@ -466,10 +482,13 @@ def main() -> None:
     one.add_argument(
         "--model", action="append", required=True, help="NAME=ARTIFACT[:MEAN:STD], numbers joined by commas"
     )
+    one.add_argument("--rival", action="append", default=[], help="MODEL:modelopt=FILE.onnx or MODEL:onnxruntime=...")
     one.add_argument("--images", type=Path, required=True, help="folder with labels.csv (file,class_index)")
-    one.add_argument("--skip", type=int, default=128, help="images left out: those calibrated on [the first 128]")
+    one.add_argument("--skip", type=int, default=128, help="images calibrated on (evenly spaced), left out here")
     one.add_argument("--size", type=int, default=224)
-    one.add_argument("--predict", action="store_true", help="also store onnxruntime's predictions")
+    one.add_argument(
+        "--predict", nargs="*", default=[], help="models of which onnxruntime's predictions are stored too"
+    )
     one.add_argument("--out", type=Path, required=True)
     one.set_defaults(action=prepare)
     two = commands.add_parser("receive")
