@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from pipeline.compare.images import IMAGE_SHIFTS
 from pipeline.config import BuildConfig
@@ -22,7 +22,7 @@ class CompareConfig(BuildConfig):
     calibrators: tuple[str, ...] = ("all",)
     """As :func:`pipeline.compare.variants.expand` takes them."""
     target: Literal["onnx", "tensorrt"] = "onnx"
-    """What computes the INT8 graphs."""
+    """What computes the INT8 graphs: onnxruntime, or TensorRT on the card in this machine."""
     metric: str | None = None
     """``file.py:callable``: called with (outputs, samples, labels), gives one number per sample, higher is better."""
     shift_sigma: tuple[float, ...] = ()
@@ -41,6 +41,12 @@ class CompareConfig(BuildConfig):
     """Evaluations at a time; None: one per core, in this process."""
     address: str | None = None
     """A running Ray cluster, such as ``auto`` or ``ray://host:10001``."""
+
+    @model_validator(mode="after")
+    def _one_card(self) -> CompareConfig:
+        if self.target == "tensorrt" and (self.address is not None or (self.workers or 1) > 1):
+            raise ValueError("target tensorrt uses the card in this machine: leave workers and address out")
+        return self
 
     @field_validator("calibrators", "shift_sigma", "shift_images", "calibration_sizes", mode="before")
     @classmethod

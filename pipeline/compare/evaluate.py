@@ -7,20 +7,21 @@ computed; several evaluations run beside each other instead.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from pipeline.compare.activations import NOISE_PREFIX, add_noise_inputs
 from pipeline.compare.archive import read_arrays, read_batches
+from pipeline.compare.engines import EngineSession
 from pipeline.compare.figures import SampleFigures
 from pipeline.compare.images import PixelCoding, shifted
 from pipeline.compare.metric import metric_process
 from pipeline.compare.noise import fill_noise, noise_key
 from pipeline.compare.shifts import ACTIVATIONS, NONE, Shift
 from pipeline.compare.task import Done
-from pipeline.core.errors import CheckFailed, ToolError
+from pipeline.core.errors import CheckFailed, QuantizeError, ToolError
 from pipeline.core.ort import make_session
 from pipeline.data.batching import Batch
 from pipeline.errors.capture import check_finite
@@ -87,23 +88,45 @@ def _with_image_shift(batch: Batch, coding: PixelCoding, shift: Shift, seed: int
     return Batch(batch.index, batch.samples, {**batch.feeds, coding.input: changed})
 
 
-def _session(path: Path, *, quantized: bool, noisy: Sequence[str]) -> Any:
-    if not noisy:
-        return make_session(path, optimise=not quantized, threads=1)
-    import onnx_ir as ir
+class _OrtSession:
+    """A graph in onnxruntime, with one thread; with inputs for noise on the tensors ``noisy``."""
 
-    from pipeline.onnxfile import load_model
+    def __init__(self, path: Path, *, quantized: bool, noisy: Sequence[str]) -> None:
+        model: Any = path
+        if noisy:
+            import onnx_ir as ir
 
-    model = load_model(path)
-    add_noise_inputs(model, noisy)
-    return make_session(ir.to_proto(model), optimise=not quantized, threads=1, external_data_dir=path.parent)
+            from pipeline.onnxfile import load_model
+
+            loaded = load_model(path)
+            add_noise_inputs(loaded, noisy)
+            model = ir.to_proto(loaded)
+        self._session = make_session(
+            model, optimise=not quantized, threads=1, external_data_dir=path.parent if noisy else None
+        )
+        self.inputs = tuple(spec.name for spec in self._session.get_inputs())
+        self.outputs = tuple(output.name for output in self._session.get_outputs())
+
+    def run(self, names: Sequence[str], feeds: Mapping[str, Array]) -> list[Any]:
+        values: list[Any] = self._session.run(list(names), dict(feeds))
+        return values
+
+    def close(self) -> None:
+        """Nothing is held beyond the object's life."""
+
+
+def _session(files: Mapping[str, FileSet], options: Mapping[str, Any], *, noisy: bool) -> _OrtSession | EngineSession:
+    if "engine" in files:
+        return EngineSession(files["engine"])
+    tensors = options["activations"] if noisy else ()
+    return _OrtSession(files["model"].path, quantized=options["quantized"], noisy=tensors)
 
 
 def outputs(files: Mapping[str, FileSet], options: Mapping[str, Any]) -> Done:
     """One graph over all samples under one shift.
 
-    Files: ``model``, ``samples``; ``fp32`` and ``moments`` for noise on activations; ``reference`` (FP32's outputs
-    under the same shift) to compare with; ``metric`` where it is a file.
+    Files: ``model``, ``samples``; ``engine`` where that computes the model; ``fp32`` and ``moments`` for noise on
+    activations; ``reference`` (FP32's outputs under the same shift) to compare with; ``metric`` where it is a file.
     Options: ``quantized``, ``shift``, ``seed``, ``absolute``, ``activations``, ``coding``, ``labels`` (pairs or None),
     ``metric`` (text or None), ``keep`` (give the outputs too).
 
@@ -118,17 +141,15 @@ def outputs(files: Mapping[str, FileSet], options: Mapping[str, Any]) -> Done:
     shift = Shift.model_validate(options["shift"])
     noise = _noise(files, options, shift)
     labels = None if options["labels"] is None else {int(sample): int(label) for sample, label in options["labels"]}
-    session = _session(
-        files["model"].path, quantized=options["quantized"], noisy=options["activations"] if noise is not None else ()
-    )
     label = "the INT8 graph" if options["quantized"] else "the FP32 graph"
-    names = [output.name for output in session.get_outputs()]
-    inputs = [spec.name for spec in session.get_inputs() if not spec.name.startswith(NOISE_PREFIX)]
     reference = read_batches(files["reference"].path) if "reference" in files else None
     coding = None if options["coding"] is None else PixelCoding.model_validate(options["coding"])
     figures = SampleFigures(labels)
     kept: Arrays = {}
     with ExitStack() as stack:
+        session = stack.enter_context(closing(_session(files, options, noisy=noise is not None)))
+        names = session.outputs
+        inputs = [name for name in session.inputs if not name.startswith(NOISE_PREFIX)]
         metric = None
         if options["metric"] is not None:
             file = files["metric"].path if "metric" in files else None
@@ -164,9 +185,13 @@ def _noise(files: Mapping[str, FileSet], options: Mapping[str, Any], shift: Shif
     return _ActivationNoise(files["fp32"].path, scales, options["seed"], shift.draw)
 
 
-def _run(session: Any, names: list[str], feeds: Mapping[str, Array], batch: Batch, label: str) -> Arrays:
+def _run(
+    session: _OrtSession | EngineSession, names: Sequence[str], feeds: Mapping[str, Array], batch: Batch, label: str
+) -> Arrays:
     try:
-        values = session.run(names, dict(feeds))
+        values = session.run(names, feeds)
+    except QuantizeError:
+        raise
     except Exception as error:
         raise ToolError(f"onnxruntime failed on {label}, samples {list(batch.samples)}: {error}") from error
     found = dict(zip(names, values, strict=True))

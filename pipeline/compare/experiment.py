@@ -16,6 +16,7 @@ import numpy as np
 from pipeline import stages
 from pipeline.compare.archive import read_arrays
 from pipeline.compare.bootstrap import CONFIDENCE, RESAMPLES
+from pipeline.compare.engines import EngineBuilder
 from pipeline.compare.measured import Measured, chosen_score
 from pipeline.compare.preparation import Candidate, Preparation
 from pipeline.compare.recommend import recommend
@@ -30,7 +31,7 @@ from pipeline.compare.runs import (
     moments_task,
     output_task,
 )
-from pipeline.compare.shifts import CLEAN, Shift, planned_shifts
+from pipeline.compare.shifts import ACTIVATIONS, CLEAN, Shift, planned_shifts
 from pipeline.compare.table import rows
 from pipeline.compare.task import FileSet, Task
 from pipeline.compare.variants import expand
@@ -73,11 +74,14 @@ def run_experiment(
         preparation.begin()
         setting, calibration_samples = preparation.setting()
         shifts = planned_shifts(config.shift_sigma, config.shift_draws, config.shift_images)
-        with open_workers(config.workers, config.address, progress) as workers:
+        with open_workers(1 if config.target == "tensorrt" else config.workers, config.address, progress) as workers:
             tasks = TaskRunner(
                 StageRunner(preparation.runner.work, SILENT), workers, stages._versions(_TOOLS), progress
             )
-            evaluation = _Evaluation(setting, tasks)
+            engines = None
+            if config.target == "tensorrt":
+                engines = EngineBuilder(setting, preparation.runner, preparation.build.engine_options, progress)
+            evaluation = _Evaluation(setting, tasks, engines)
             evaluation.measure_fp32(shifts, calibration_samples)
             candidates = preparation.candidates(variants)
             subsets = preparation.subset_candidates(variants)
@@ -99,9 +103,11 @@ def run_experiment(
 class _Evaluation:
     """Runs the tasks of an experiment and files their figures."""
 
-    def __init__(self, setting: Setting, tasks: TaskRunner) -> None:
+    def __init__(self, setting: Setting, tasks: TaskRunner, engines: EngineBuilder | None) -> None:
         self.setting = setting
         self.tasks = tasks
+        self.engines = engines
+        """None: onnxruntime computes the INT8 graphs."""
         self.moments: FileSet | None = None
         self.references: dict[Shift, FileSet] = {}
         self.fp32 = Measured(label=FP32, graph=setting.fp32.digests[0])
@@ -112,7 +118,7 @@ class _Evaluation:
             task = moments_task(self.setting, calibration_samples)
             (finished,) = self.tasks.run([task], "spread of the activations", lambda task, finished: None)
             self.moments = files_of(finished, FIGURES_NPZ)
-        tasks = [output_task(self.setting, shift, FP32, None, self.moments, None) for shift in shifts]
+        tasks = [output_task(self.setting, shift, FP32, None, moments=self.moments) for shift in shifts]
         for shift, finished in zip(shifts, self.tasks.run(tasks, "FP32", self.line), strict=True):
             self.references[shift] = files_of(finished, OUTPUTS_NPZ)
             self.fp32.add(shift, _figures(finished))
@@ -126,7 +132,15 @@ class _Evaluation:
         for candidate, *_ in by_graph.values():
             label = _label(candidate.measured)
             for shift in shifts:
-                task = output_task(self.setting, shift, label, candidate.files, self.moments, self.references[shift])
+                task = output_task(
+                    self.setting,
+                    shift,
+                    label,
+                    candidate.files,
+                    moments=self.moments,
+                    reference=self.references[shift],
+                    engine=self.engine(candidate.files, shift),
+                )
                 planned.append((candidate.measured.graph, shift, task))
             if layers:
                 task = layer_task(self.setting, label, candidate.files, [layer.tensor for layer in layers])
@@ -141,6 +155,11 @@ class _Evaluation:
                     candidate.measured.layers = figures["relative_l2"].mean(axis=1)
                 else:
                     candidate.measured.add(condition, figures)
+
+    def engine(self, int8: FileSet, shift: Shift) -> FileSet | None:
+        if self.engines is None:
+            return None
+        return self.engines.build(int8, noisy=shift.kind == ACTIVATIONS)
 
     def line(self, task: Task, finished: Finished[RunResult]) -> str | None:
         """``top-1 70.43 %`` for a finished run."""

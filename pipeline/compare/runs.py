@@ -71,9 +71,22 @@ def moments_task(setting: Setting, samples: FileSet) -> Task:
 
 
 def output_task(
-    setting: Setting, shift: Shift, label: str, int8: FileSet | None, moments: FileSet | None, reference: FileSet | None
+    setting: Setting,
+    shift: Shift,
+    label: str,
+    int8: FileSet | None,
+    *,
+    moments: FileSet | None = None,
+    reference: FileSet | None = None,
+    engine: FileSet | None = None,
 ) -> Task:
-    """One graph under one shift; ``int8`` None: FP32, whose outputs are kept."""
+    """One graph under one shift; ``int8`` None: FP32, whose outputs are kept.
+
+    Args:
+        moments: for noise relative to each tensor.
+        reference: FP32's outputs under the same shift.
+        engine: computes the INT8 graph; None: onnxruntime does.
+    """
     noisy, on_images = shift.kind == ACTIVATIONS, shift.kind in IMAGE_SHIFTS
     files = {"model": int8 or setting.fp32, "samples": setting.samples}
     if noisy:
@@ -82,6 +95,8 @@ def output_task(
             files["moments"] = moments
     if reference is not None:
         files["reference"] = reference
+    if engine is not None:
+        files["engine"] = engine
     if setting.metric_file is not None:
         files["metric"] = setting.metric_file
     return Task(

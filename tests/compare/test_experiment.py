@@ -352,3 +352,77 @@ def test_the_recommended_artifact_is_built_from_the_same_statistics(given: Path,
     assert artifact.manifest.calibration.params == {"percentile": 99.0}
     graphs = {row["graph"] for row in document["rows"] if row["calibrator"] == "percentile 99"}
     assert graphs == {artifact.manifest.files["model.int8.onnx"].sha256}
+
+
+class _Card:
+    """A stand-in for TensorRT: the engine is the graph itself, run by onnxruntime within the engine's profile."""
+
+    def __init__(self, plan: Path, *, target: str, record: Any) -> None:
+        self.session = make_session(plan, optimise=False, threads=1)
+        self.profile = record
+        self.inputs = self.session.get_inputs()
+        self.outputs = self.session.get_outputs()
+
+    def __call__(self, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        for name, values in feeds.items():
+            assert self.profile.inputs[name].contains(values.shape), (name, values.shape)
+        names = [output.name for output in self.outputs]
+        return dict(zip(names, self.session.run(names, feeds), strict=True))
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    from types import SimpleNamespace
+
+    from pipeline import build as stage
+    from pipeline.config import Profile
+    from pipeline.core.files import write_bytes, write_text
+
+    built: list[Any] = []
+
+    def build(model: Path, *, target: str, profiles: Any, folder: Path, options: Any, progress: Any) -> Any:
+        built.append((model, profiles[0]))
+        write_bytes(folder / "model.plan", model.read_bytes())
+        write_text(folder / "build.json", profiles[0].model_dump_json())
+        return stage.BuildResult(target=target, engine=None).at(folder)
+
+    works = SimpleNamespace(works=True, version="test", reason="")
+    monkeypatch.setattr("pipeline.engine.probe.probe", lambda target: works)
+    monkeypatch.setattr("pipeline.engine.device.describe_device", lambda: "a card")
+    monkeypatch.setattr("pipeline.build.run", build)
+    monkeypatch.setattr("pipeline.engine.records.EngineRecord", Profile)
+    monkeypatch.setattr("pipeline.engine.runner.Runner", _Card)
+    return built
+
+
+def test_target_tensorrt_gives_every_graph_an_engine_and_one_for_noise(
+    given: Path, tmp_path: Path, card: list[Any]
+) -> None:
+    changes = {"calibrators": ("minmax", "percentile(99)"), "shift_sigma": (0.3,), "shift_images": ("blur",)}
+    engines = run_experiment(config(given, tmp_path / "engines", target="tensorrt", **changes))
+    plain = run_experiment(config(given, tmp_path / "plain", **changes))
+    assert len(card) == 4
+    assert {tuple(sorted(profile.inputs)) for _, profile in card} == {("x",), ("noise:r1", "noise:r2", "x")}
+    assert all(str(profile.inputs["x"]).startswith("1x3x8x8,") for _, profile in card)
+    assert engines.table == plain.table
+    again = run_experiment(config(given, tmp_path / "engines", target="tensorrt", **changes))
+    assert len(card) == 4
+    assert again.table == engines.table
+
+
+def test_target_tensorrt_without_a_card_is_refused(given: Path, tmp_path: Path) -> None:
+    from pipeline.engine.probe import probe
+
+    if probe("tensorrt").works:
+        pytest.skip("TensorRT works here")
+    with pytest.raises(InputError, match="target tensorrt does not work here"):
+        run_experiment(config(given, tmp_path, target="tensorrt"))
+
+
+def test_target_tensorrt_takes_no_workers() -> None:
+    values = {"model": "m.onnx", "data": "d.npy", "out": "o", "target": "tensorrt", "workers": 2}
+    with pytest.raises(InputError, match="target tensorrt uses the card in this machine"):
+        validated(CompareConfig, values, origin="options")
