@@ -23,16 +23,21 @@ from pipeline.core.files import (
 def test_a_failed_write_leaves_the_old_file_and_no_trace(tmp_path: Path) -> None:
     path = tmp_path / "a"
     write_text(path, "old")
-    with pytest.raises(RuntimeError), atomic_file(path) as stream:
-        stream.write(b"new")
-        raise RuntimeError("stop")
+
+    def stopped() -> None:
+        with atomic_file(path) as stream:
+            stream.write(b"new")
+            raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError):
+        stopped()
     assert path.read_text() == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["a"]
 
 
 def test_a_full_disk_is_explained(tmp_path: Path) -> None:
     with (
-        pytest.raises(InputError, match="no space left on the disk while writing .*x"),
+        pytest.raises(InputError, match=r"no space left on the disk while writing .*x"),
         explain_os_errors(tmp_path / "x"),
     ):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
