@@ -1,4 +1,4 @@
-"""Break a calibration over several ranks in many ways, and see that each time it ends at once, everywhere, for the right reason.
+"""Break a calibration over several ranks in many ways: it has to end at once, everywhere, for the right reason.
 
     python scripts/consistency_faults.py [--trials 60] [--ranks 3] [--seed 0] [--json faults.json]
 
@@ -10,9 +10,11 @@ undisturbed single process. Ranks are forked from a process that has imported ev
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -31,6 +33,7 @@ import numpy as np
 LIMIT_S = 6.0
 """--rank-timeout of the trials; its default is 25 s."""
 DEADLINE_S = 60.0
+AGENT_KILLS_AFTER_S = 30.0
 IMAGES, BATCH = 72, 3
 
 
@@ -51,7 +54,7 @@ class Trial:
     kind: str
     victim: int
     expected: tuple[str, ...]
-    """Every one of these texts has to be in the reason."""
+    """Patterns; every one has to be found in the reason."""
     plans: list[Plan]
     signal_at: tuple[float, signal.Signals] | None = None
     may_succeed: bool = False
@@ -166,9 +169,9 @@ def rank_main(plan: Plan, out: Path) -> None:
             )  # fmt: skip
             check_agreement(group, opened.work, model_sha256=opened.model_sha256)
             work = replace(opened.work, source=Disturbed(opened.work.source, plan))
-            merged, _, figures = calibrate_share(group, work)
+            share = calibrate_share(group, work)
         if group.rank == 0:
-            (out / "result.json").write_text(json.dumps({"digest": digest_statistics(merged), **figures}))
+            (out / "result.json").write_text(json.dumps({"digest": digest_statistics(share.merged)}))
 
 
 def fork(function: Callable[[], None], environment: dict[str, str], log: Path) -> int:
@@ -224,9 +227,12 @@ def run(trial: Trial, folder: Path, *, agent: bool) -> tuple[dict[int, int], Pat
     for rank, plan in enumerate(trial.plans):
         environment = {**base, "RANK": str(rank), "LOCAL_RANK": str(rank)}
         pids[fork(lambda plan=plan: rank_main(plan, folder), environment, folder / f"rank{rank}.log")] = rank
-    pending, codes = dict(pids), {}
+    pending: dict[int, int] = dict(pids)
+    codes: dict[int, int] = {}
+    failed_at: float | None = None
     while pending and time.monotonic() - start < DEADLINE_S:
-        if trial.signal_at is not None and time.monotonic() - start >= trial.signal_at[0]:
+        now = time.monotonic()
+        if trial.signal_at is not None and now - start >= trial.signal_at[0]:
             victim = next(pid for pid, rank in pids.items() if rank == trial.victim)
             if victim in pending:
                 os.kill(victim, trial.signal_at[1])
@@ -235,6 +241,13 @@ def run(trial: Trial, folder: Path, *, agent: bool) -> tuple[dict[int, int], Pat
             done, status = os.waitpid(pid, os.WNOHANG)
             if done:
                 codes[pending.pop(pid)] = os.waitstatus_to_exitcode(status)
+        if failed_at is None and any(codes.values()):  # what torchrun's agent does then
+            failed_at = now
+            for pid in pending:
+                os.kill(pid, signal.SIGTERM)
+        if failed_at is not None and now - failed_at > AGENT_KILLS_AFTER_S:
+            for pid in pending:
+                os.kill(pid, signal.SIGKILL)
         time.sleep(0.01)
     trial.seconds = time.monotonic() - start
     for pid in [*pending, *([keeper] if keeper else [])]:
@@ -265,7 +278,7 @@ def judge(trial: Trial, codes: dict[int, int], folder: Path, digest: str) -> str
         return "A RANK SAYS SUCCESS"
     if len(trial.said) != 1:
         return f"{len(trial.said)} REASONS"
-    missing = [text for text in trial.expected if text not in trial.said[0]]
+    missing = [pattern for pattern in trial.expected if not re.search(pattern, trial.said[0])]
     return "ok, named" if not missing else f"NOT NAMED: {missing[0]}"
 
 
@@ -279,7 +292,11 @@ def make_trial(
     if kind in ("kill", "stop"):
         at = rng.uniform(0.02, healthy_s)
         number = signal.SIGKILL if kind == "kill" else signal.SIGSTOP
-        words = ("died",) if kind == "kill" else ("no sign of life",)
+        words = (
+            ("died|did not come|not answer|cannot be reached",)
+            if kind == "kill"
+            else ("no sign of life|did not come|not answer|cannot be reached",)
+        )
         return Trial(kind, victim, (rank, *words), plans, (at, number), True, f"rank {victim} after {at:.2f} s")
     if kind == "hang":
         mine.hang_at = rng.choice(own)
@@ -304,6 +321,14 @@ def make_trial(
     raise ValueError(kind)
 
 
+PRELOADED = (
+    "onnxruntime", "torch.distributed", "calibrators.accumulate", "pipeline.consistency.opening",
+    "pipeline.consistency.ranks", "pipeline.export", "pipeline.prepare", "pipeline.placement.planner",
+)  # fmt: skip
+"""Imported before the ranks are forked."""
+
+GOOD = ("ok, named", "ok, right result", "too late")
+
 KINDS = {"kill": 24, "stop": 6, "hang": 6, "delay": 6, "image": 8, "model": 5, "order": 5}
 """Trials of each kind out of 60."""
 
@@ -315,16 +340,8 @@ KINDS = {"kill": 24, "stop": 6, "hang": 6, "delay": 6, "image": 8, "model": 5, "
 @click.option("--json", "json_path", type=click.Path(path_type=Path))
 def main(trials: int, ranks: int, seed: int, json_path: Path | None) -> None:
     """Run the trials and print a line for each kind; exit code 1 when one of them failed."""
-    import onnxruntime  # noqa: F401  (in the parent, so that no trial imports anything)
-    import torch.distributed  # noqa: F401
-
-    import calibrators.kernels
-    import pipeline.consistency.opening  # noqa: F401
-    import pipeline.consistency.ranks  # noqa: F401
-    import pipeline.export
-    import pipeline.placement.planner
-    import pipeline.prepare  # noqa: F401
-
+    for module in PRELOADED:
+        importlib.import_module(module)
     rng = random.Random(seed)
     done: list[Trial] = []
     with tempfile.TemporaryDirectory(prefix="quantize-faults-") as name:
@@ -351,9 +368,12 @@ def main(trials: int, ranks: int, seed: int, json_path: Path | None) -> None:
             codes, _ = run(trial, folder, agent=rng.random() < 0.5)
             trial.outcome = judge(trial, codes, folder, digest)
             done.append(trial)
-            click.echo(
-                f"{number + 1:3} {kind:6} {trial.detail:44} {trial.seconds:5.1f} s  {trial.outcome:16} {' | '.join(trial.said)}"
-            )
+            said = " | ".join(trial.said)
+            line = f"{number + 1:3} {kind:6} {trial.detail:44} {trial.seconds:5.1f} s  {trial.outcome:16} {said}"
+            click.echo(line.rstrip())
+            if trial.outcome not in GOOD:
+                for log in sorted(folder.glob("*.log")):
+                    click.echo(f"--- {log.name}\n{log.read_text()}")
             shutil.rmtree(folder)
     print_table(done)
     if json_path is not None:
@@ -362,7 +382,7 @@ def main(trials: int, ranks: int, seed: int, json_path: Path | None) -> None:
             for t in done
         ]
         json_path.write_text(json.dumps(rows, indent=1) + "\n")
-    if any(trial.outcome.isupper() or not trial.outcome.islower() for trial in done):
+    if not all(trial.outcome in GOOD for trial in done):
         raise SystemExit(1)
 
 

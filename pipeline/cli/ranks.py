@@ -49,6 +49,7 @@ def rank_session(*, backend: Backend = "auto", limit_s: float, verbose: bool = F
             traceback.print_exc()
         if not isinstance(error, RunEnded):
             group.fail(error)
+        group.settle()
         if isinstance(error, KeyboardInterrupt):
             _end(_INTERRUPTED)
         _end(error.exit_code if isinstance(error, QuantizeError) else 1)

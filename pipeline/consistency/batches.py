@@ -89,18 +89,13 @@ def statistics_by_batch(
 
     Memory grows with the number of batches: about 64 KiB for each tensor and batch.
     """
-    from calibrators.statistics import TensorStatistics
-    from pipeline.errors.capture import OrtReading
+    from pipeline.activations import ActivationPass
 
-    reading = OrtReading(model, tensors, label="the float model", optimise=True)
     found: dict[int, dict[str, TensorStatistics]] = {}
     with progress.task("calibrating each batch", total=total, unit="samples") as task:
-        for batch in batches:
-            values = reading(batch)
-            found[batch.index] = {name: TensorStatistics() for name in tensors}
-            for name, statistics in found[batch.index].items():
-                statistics.update(values[name], batch.index)
-            task.advance(len(batch.samples))
+        for each in ActivationPass(model, tensors)(batches):
+            found[each.batch.index] = each.statistics
+            task.advance(len(each.batch.samples))
     return found
 
 

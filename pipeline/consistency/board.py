@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -9,39 +11,71 @@ from pipeline.core.errors import ToolError
 from pipeline.core.lazy import require
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from pipeline.consistency.launch import Launch
 
-__all__ = ["Board", "BoardGone"]
+__all__ = ["Board", "BoardGone", "Questions"]
 
 
 class BoardGone(ToolError):
     """The process that keeps the board does not answer any more."""
 
 
+class Questions:
+    """The calls that wait for an answer of the board, from any thread. The client itself may wait without end."""
+
+    def __init__(self) -> None:
+        self._due: dict[object, tuple[float, float]] = {}
+
+    @contextmanager
+    def asking(self, allowed_s: float) -> Iterator[None]:
+        """A call that should be answered within ``allowed_s`` seconds."""
+        token, now = object(), time.monotonic()
+        self._due[token] = (now, now + allowed_s)
+        try:
+            yield
+        finally:
+            del self._due[token]
+
+    def overdue_s(self) -> float | None:
+        """How long the most overdue call has waited; None when none is overdue."""
+        now = time.monotonic()
+        return max((now - asked for asked, due in list(self._due.values()) if now > due), default=None)
+
+
 class Board:
     """A connection of its own: calls of one connection wait for each other, and no thread may hold up another."""
 
-    def __init__(self, launch: Launch, timeout_s: float, *, keeper: bool) -> None:
+    def __init__(self, launch: Launch, timeout_s: float, questions: Questions, *, limit_s: float, keeper: bool) -> None:
         """Connect, or, for the ``keeper``, open the board.
+
+        Args:
+            timeout_s: for connecting, as the client sees it.
+            limit_s: for every call, connecting included, as told to ``questions``.
 
         Raises:
             BoardGone: nobody answers at the address for ``timeout_s`` seconds, or the port is taken.
         """
         distributed = require("torch.distributed", extra="dev", purpose="a run over several ranks")
-        self._where = f"{launch.host}:{launch.port}"
+        where = f"{launch.host}:{launch.port}"
+        who = "the launcher" if launch.store_exists else "rank 0"
+        self._keeper = f"{who}, which keeps the ranks' common store at {where},"
+        self._questions, self._limit_s = questions, limit_s
         try:
-            self.store: Any = distributed.TCPStore(
-                launch.host,
-                launch.port,
-                is_master=keeper,
-                wait_for_workers=False,
-                timeout=timedelta(seconds=timeout_s),
-            )
+            with questions.asking(limit_s):
+                self.store: Any = distributed.TCPStore(
+                    launch.host,
+                    launch.port,
+                    is_master=keeper,
+                    wait_for_workers=False,
+                    timeout=timedelta(seconds=timeout_s),
+                )
             self._keys = distributed.PrefixStore(f"quantize/{launch.attempt}", self.store)
         except RuntimeError as error:  # torch's DistError family derives from it
             raise BoardGone(
-                f"rank {launch.rank} cannot reach the ranks' common store at {self._where}: {_first_line(error)}",
-                remedy="check that the first machine has started, and its address and port (MASTER_ADDR, MASTER_PORT)",
+                f"{self._keeper} cannot be reached: {_first_line(error)}",
+                remedy="see whether it has started, and check its address and port (MASTER_ADDR, MASTER_PORT)",
             ) from error
 
     @property
@@ -73,11 +107,10 @@ class Board:
 
     def _call(self, method: str, *arguments: Any) -> Any:
         try:
-            return getattr(self._keys, method)(*arguments)
+            with self._questions.asking(self._limit_s):
+                return getattr(self._keys, method)(*arguments)
         except RuntimeError as error:
-            raise BoardGone(
-                f"the ranks' common store at {self._where} does not answer: {_first_line(error)}"
-            ) from error
+            raise BoardGone(f"{self._keeper} does not answer: {_first_line(error)}") from error
 
 
 def _first_line(error: BaseException) -> str:

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tempfile
+import time
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from calibrators.statistics import BINS, PERCENTILES, TensorStatistics
 from pipeline.consistency.agreement import agree, sample_difference
 from pipeline.consistency.exchange import merge_ranks
 from pipeline.consistency.group import PREPARING
 from pipeline.consistency.shares import rank_batches, sample_digest
+from pipeline.core.errors import InputError
 from pipeline.core.files import sha256_json
 from pipeline.core.progress import SILENT
 from pipeline.data import select
@@ -26,13 +27,14 @@ from pipeline.data import select
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from calibrators.statistics import TensorStatistics
+    from pipeline.activations import BatchStatistics
+    from pipeline.calibrate import CalibrationResult
     from pipeline.consistency.group import Group
     from pipeline.core.progress import Progress
     from pipeline.data import Batch, DataSource, Sample
     from pipeline.records import TensorSpec
 
-__all__ = ["Work", "calibrate_share", "check_agreement", "code_sha256", "versions"]
+__all__ = ["Share", "Work", "calibrate_ranks", "calibrate_share", "check_agreement", "code_sha256", "versions"]
 
 _PROBES = 3
 """Samples that every rank decodes before the start, to find a decoder that gives other pixels."""
@@ -93,8 +95,6 @@ def check_agreement(group: Group, work: Work, *, model_sha256: str, extra: dict[
         CheckFailed: they do not; what differs and in which ranks is named.
     """
     group.phase("comparing model and data with the other ranks", patience=PREPARING)
-    from calibrators.statistics import BINS, PERCENTILES
-
     facts = {
         "model": model_sha256,
         "list of tensors": sha256_json(list(work.tensors)),
@@ -139,63 +139,140 @@ def _digests(work: Work, numbers: Sequence[int]) -> list[tuple[int, str]]:
     return [(number, sample_digest(sample)) for number, sample in select(work.source, frozenset(numbers))]
 
 
-def calibrate_share(
-    group: Group, work: Work, *, progress: Progress = SILENT
-) -> tuple[dict[str, TensorStatistics], dict[str, TensorStatistics], dict[str, Any]]:
-    """Calibrate this rank's batches and merge all ranks' statistics.
+def calibrate_ranks(group: Group, work: Work, *, folder: Path, progress: Progress = SILENT) -> CalibrationResult:
+    """The calibrate stage over all ranks: rank 0 writes ``calibration.npz``, the very bytes that one process writes.
 
-    Returns:
-        The merged statistics (the same bits in every rank), this rank's own, and the figures of the whole pass:
-        batches, skipped batches, samples, warnings.
+    Call :func:`check_agreement` first.
+
+    Args:
+        folder: for rank 0's file; the other ranks write nothing.
 
     Raises:
-        InputError: as :func:`pipeline.calibrate.run` says, for this rank's batches.
+        InputError, CheckFailed, RunEnded: as :func:`calibrate_share`.
+    """
+    from calibrators import save_statistics
+    from pipeline.artifact import CALIBRATION
+    from pipeline.calibrate import CalibrationResult, degenerate
+    from pipeline.core.files import sha256_file
+
+    share = calibrate_share(group, work, progress=progress)
+    group.phase("writing the result", patience=PREPARING)
+    if group.rank == 0:
+        meta = {
+            "model": sha256_file(work.model),
+            "data": [work.source.key()],
+            "samples": share.samples,
+            "batches": list(share.batches),
+            "skipped": list(share.skipped),
+        }
+        save_statistics(folder / CALIBRATION, share.merged, meta)
+    group.barrier("written")
+    return CalibrationResult(
+        tensors=len(work.tensors),
+        samples=share.samples,
+        batches=len(share.batches),
+        skipped_batches=len(share.skipped),
+        warnings=degenerate(share.merged),
+    ).at(folder)
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a rank holds after the merge."""
+
+    merged: dict[str, TensorStatistics]
+    """Of all ranks together: the same bits in every rank."""
+    own: dict[str, TensorStatistics]
+    """Of this rank's batches."""
+    samples: int
+    """In all ranks together, without skipped batches; so are the batch indices."""
+    batches: tuple[int, ...]
+    skipped: tuple[int, ...]
+    seconds: float
+    """Wall time of this rank's own batches."""
+    merge_seconds: float
+    """Wall time from the end of its batches to the merged statistics, waiting for other ranks included."""
+
+
+def calibrate_share(group: Group, work: Work, *, progress: Progress = SILENT) -> Share:
+    """Calibrate this rank's batches and merge all ranks' statistics.
+
+    Raises:
+        InputError: a batch does not fit the model or has a NaN or infinity in an activation; no batch is left in any
+            rank.
+        ToolError: onnxruntime fails.
         RunEnded: another rank has failed, died or stalled.
         CheckFailed: a user's callable has yielded other samples in another rank.
     """
+    from pipeline.activations import ActivationPass
+
+    start = time.perf_counter()
     seen: list[tuple[int, str]] = []
-    own, figures = _own_share(group, work, seen, progress)
+    own = {name: TensorStatistics() for name in work.tensors}
+    batches: list[int] = []
+    skipped: list[int] = []
+    samples = 0
+    passes = ActivationPass(work.model, work.tensors)
+    with progress.task("calibrating rank 0's batches", total=None, unit="samples") as task:
+        for found in passes(_ticking(group, work, seen)):
+            group.check()
+            task.advance(len(found.batch.samples))
+            if found.nonfinite is not None:
+                _skip_or_raise(found, work.on_nonfinite, progress)
+                skipped.append(found.batch.index)
+                continue
+            for name, statistics in found.statistics.items():
+                own[name].absorb(statistics)
+            batches.append(found.batch.index)
+            samples += len(found.batch.samples)
+    finished = time.perf_counter()
+    group.phase("comparing what was calibrated")
     if work.source.length is None:
         _check_stream(group, seen)
-    merged = merge_ranks(group, own, work.tensors)
-    gathered = group.gather_text("figures", json.dumps(figures))
-    added = None if gathered is None else json.dumps(_added([json.loads(text) for text in gathered]))
-    return merged, own, json.loads(group.announce("figures", added))
-
-
-def _own_share(
-    group: Group, work: Work, seen: list[tuple[int, str]], progress: Progress
-) -> tuple[dict[str, TensorStatistics], dict[str, Any]]:
-    """This rank's statistics and figures; a rank without a batch has empty ones."""
-    from calibrators.statistics import TensorStatistics, load_statistics
-    from pipeline import calibrate
-
-    batches = _ticking(group, work, seen)
-    first = next(batches, None)
-    if first is None:
-        return {name: TensorStatistics() for name in work.tensors}, _figures()
-    with tempfile.TemporaryDirectory(prefix="quantize-rank-") as folder:
-        result = calibrate.run(
-            work.model,
-            work.tensors,
-            chain([first], batches),
-            folder=Path(folder),
-            on_nonfinite=work.on_nonfinite,
-            progress=progress,
-            total=None if group.size > 1 else len(work.samples),
+    figures = _gathered(group, {"samples": samples, "batches": batches, "skipped": skipped})
+    if not figures["batches"]:
+        count = len(figures["skipped"])
+        raise InputError(
+            f"all {count} batches of all ranks were skipped: each has a NaN or infinity in an activation"
+            if count
+            else "no calibration data: no rank has a single batch",
+            remedy="mend the data or the model; without --on-nonfinite skip the first tensor is named",
         )
-        statistics, _ = load_statistics(result.statistics_path)
-    return statistics, _figures(result.batches, result.skipped_batches, result.samples, result.warnings)
+    merged = merge_ranks(group, own, work.tensors)
+    done = time.perf_counter()
+    return Share(
+        merged=merged,
+        own=own,
+        samples=figures["samples"],
+        batches=tuple(sorted(figures["batches"])),
+        skipped=tuple(sorted(figures["skipped"])),
+        seconds=finished - start,
+        merge_seconds=done - finished,
+    )
 
 
-def _figures(batches: int = 0, skipped: int = 0, samples: int = 0, warnings: Sequence[str] = ()) -> dict[str, Any]:
-    return {"batches": batches, "skipped_batches": skipped, "samples": samples, "warnings": list(warnings)}
+def _skip_or_raise(found: BatchStatistics, on_nonfinite: str, progress: Progress) -> None:
+    bad, batch = found.nonfinite, found.batch
+    if bad is None:
+        return
+    text = (
+        f"tensor {bad.tensor!r} has {bad.nans} NaN and {bad.infs} infinite values in batch {batch.index} "
+        f"(samples {batch.samples[0]} to {batch.samples[-1]})"
+    )
+    if on_nonfinite == "error":
+        raise InputError(text, remedy="mend the data or the model, or leave such batches out with --on-nonfinite skip")
+    progress.warn(f"{text}; the batch is skipped")
 
 
-def _added(figures: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The figures of all ranks together; a warning that several give is kept once."""
-    total = {key: sum(each[key] for each in figures) for key in ("batches", "skipped_batches", "samples")}
-    return {**total, "warnings": list(dict.fromkeys(text for each in figures for text in each["warnings"]))}
+def _gathered(group: Group, figures: dict[str, Any]) -> dict[str, Any]:
+    """The figures of all ranks added up, in every rank."""
+    texts = group.gather_text("figures", json.dumps(figures))
+    total = None
+    if texts is not None:
+        each = [json.loads(text) for text in texts]
+        total = json.dumps({key: sum((part[key] for part in each), type(figures[key])()) for key in figures})
+    whole: dict[str, Any] = json.loads(group.announce("figures", total))
+    return whole
 
 
 def _ticking(group: Group, work: Work, seen: list[tuple[int, str]]) -> Iterator[Batch]:

@@ -9,25 +9,24 @@ takes its reason from there.
 from __future__ import annotations
 
 import json
-import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
-from pipeline.consistency.board import Board, BoardGone
-from pipeline.consistency.health import Activity, Watcher
+from pipeline.consistency.board import Board, BoardGone, Questions
+from pipeline.consistency.health import Activity, Sentinel, Watcher
 from pipeline.consistency.peers import Peer, here
-from pipeline.core.errors import QuantizeError, ToolError
-from pipeline.core.lazy import require
+from pipeline.consistency.transport import Backend, Transport
+from pipeline.consistency.verdict import RunEnded, Verdict
+from pipeline.core.errors import QuantizeError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from pipeline.consistency.launch import Launch
 
-__all__ = ["DEFAULT_LIMIT_S", "PREPARING", "Group", "RunEnded"]
+__all__ = ["DEFAULT_LIMIT_S", "PREPARING", "Backend", "Group", "RunEnded"]
 
 DEFAULT_LIMIT_S = 25.0
 """Seconds without a sign of life, or without progress within one batch, after which a rank is given up. torchrun kills
@@ -36,17 +35,13 @@ what is left of a run after 30 s more, so a run that stalls is over in less than
 PREPARING = 20.0
 """Patience, in limits, with what comes before the first batch: exporting a model, hashing the data."""
 
-_JOIN_EXTRA_S = 20.0
-"""Starting Python and importing torch may take so much longer on one machine than on another."""
+_ANSWER_EXTRA_S = 2.0
+"""A silent board counts as one a little later than a silent rank, so that the watchers name the rank if they can."""
 _FIRST_POLL_S, _LAST_POLL_S = 0.002, 0.1
+_SETTLE_S = 5.0
+"""How long the rank that keeps the board stays for the others."""
 _EXPLANATION_S = 3.0
 """How long a failed exchange waits for the watchers to find out which rank is behind it."""
-
-Backend = Literal["auto", "gloo", "nccl"]
-
-
-class RunEnded(ToolError):
-    """The run over several ranks has ended early, for the reason that the first rank to know it gave."""
 
 
 class Group:
@@ -67,16 +62,16 @@ class Group:
             call that nothing can interrupt. Must end the process.
         """
         self.rank, self.size = launch.rank, launch.size
-        self.device = "cpu"
         self.peers: tuple[Peer, ...] = ()
         self.activity = Activity()
-        self._launch, self._limit_s, self._say, self._on_stuck = launch, limit_s, say, on_stuck
-        self._lock = threading.Lock()
-        self._verdict: dict[str, Any] | None = None
+        self._launch, self._limit_s, self._on_stuck = launch, limit_s, on_stuck
+        self._verdict = Verdict(launch, say)
         self._board: Board | None = None
         self._watcher: Watcher | None = None
+        self._questions = Questions()
+        self._sentinel = Sentinel(self._questions, fail=self._silent_board, on_stuck=on_stuck)
         self._told_to_end_at: float | None = None
-        self._distributed: Any = None
+        self._transport: Transport | None = None
         self._gathers = 0
 
     def join(self, backend: Backend = "auto") -> None:
@@ -91,31 +86,33 @@ class Group:
             RunEnded: a rank did not come in time, or another one has failed.
         """
         keeper = self.rank == 0 and not self._launch.store_exists
-        self._board = Board(self._launch, self._limit_s + _JOIN_EXTRA_S, keeper=keeper)
+        answer_s = self._limit_s + _ANSWER_EXTRA_S
+        self._sentinel.start()
+        self._board = Board(self._launch, self._limit_s, self._questions, limit_s=answer_s, keeper=keeper)
         if self._launch.port == 0:
             self._launch = replace(self._launch, port=self.board.port)
-        self.device, chosen = _choose_device(self._launch, backend)
-        self.board.put(f"peer/{self.rank}", here(self.rank, _device_name(self.device)).model_dump_json())
+        self._transport = Transport(self._launch, backend)
         with self._on_board():
-            self._meet(self._limit_s + _JOIN_EXTRA_S)
+            self.board.put(f"peer/{self.rank}", here(self.rank, self._transport.device_name).model_dump_json())
+            self._meet(self._limit_s)
         if self.size > 1:
-            board = Board(self._launch, self._limit_s, keeper=False)
+            board = Board(self._launch, self._limit_s, self._questions, limit_s=answer_s, keeper=False)
             self._watcher = Watcher(
                 board,
                 self.rank,
                 list(self.peers),
                 self.activity,
                 limit_s=self._limit_s,
-                verdict=lambda: self._look_for_verdict(board),
-                fail=lambda reason: self._end(reason, board=board),
+                verdict=lambda: self._verdict.look(board),
+                fail=lambda reason: self._verdict.end(reason, board),
                 on_stuck=self._on_stuck,
             )
             if self._told_to_end_at is not None:
                 self._watcher.told_to_end()
             self._watcher.start()
         self.phase("connecting")
-        with self._explained("connecting the ranks"):
-            self._distributed = _start(self._launch, self.board, chosen, self.device, self._limit_s)
+        with self._explained("connecting the ranks"), self._questions.asking(answer_s):
+            self._transport.start(self.board, self._limit_s)
 
     @property
     def board(self) -> Board:
@@ -124,8 +121,10 @@ class Group:
         return self._board
 
     @property
-    def backend(self) -> str:
-        return str(self._distributed.get_backend())
+    def transport(self) -> Transport:
+        if self._transport is None:
+            raise RuntimeError("the group has not been joined")
+        return self._transport
 
     # -- what the rank is doing --------------------------------------------------------------------------------------
 
@@ -137,7 +136,7 @@ class Group:
     def check(self) -> None:
         """Raise :class:`RunEnded` when another rank has ended the run; to be called between two pieces of work."""
         self.activity.move()
-        self._raise_verdict()
+        self._verdict.raise_if_ended()
 
     def told_to_end(self) -> None:
         """For a SIGTERM handler: torchrun sends it when another rank has died, so the reason is looked for first."""
@@ -148,9 +147,13 @@ class Group:
     def fail(self, error: BaseException) -> None:
         """End the run for every rank because of an error in this one; says nothing if it has ended already."""
         if isinstance(error, QuantizeError):
-            self._end(error.message, remedy=error.remedy)
+            text, remedy = error.message, error.remedy
         else:
-            self._end(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
+            text, remedy = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__, None
+        if self._board is None:
+            self._verdict.end_alone(text, remedy=remedy)
+        else:
+            self._verdict.end(text, self._board, remedy=remedy)
 
     def leave(self) -> None:
         """Part in peace: every rank has come to its end."""
@@ -159,11 +162,28 @@ class Group:
         self.board.put(f"left/{self.rank}", "")
         if self._watcher is not None:
             self._watcher.stop()
-        self._distributed.destroy_process_group()
-        if self.rank == 0:  # it may keep the board, which the others still read
-            until = time.monotonic() + self._limit_s
-            while time.monotonic() < until and not all(self.board.has(f"left/{rank}") for rank in range(self.size)):
-                time.sleep(_FIRST_POLL_S)
+        self.transport.stop()
+        self._keep_board_until("left")
+        self._sentinel.stop()
+
+    def settle(self) -> None:
+        """After a failed run, before the process ends: let the others read the reason."""
+        with suppress(BoardGone):
+            self._keep_board_until("ended")
+
+    def _keep_board_until(self, word: str) -> None:
+        """Where this process keeps the board, wait until every living rank has said ``word``."""
+        if self.rank or self._launch.store_exists or self._board is None:
+            return
+        until = time.monotonic() + _SETTLE_S
+        waiting: dict[int, Peer] = {}
+        self._look_for_peers(waiting)
+        del waiting[0]
+        while waiting and time.monotonic() < until:
+            for rank, peer in list(waiting.items()):
+                if self.board.has(f"{word}/{rank}") or (peer.visible and peer.gone()):
+                    del waiting[rank]
+            time.sleep(_FIRST_POLL_S)
 
     # -- small values ------------------------------------------------------------------------------------------------
 
@@ -197,47 +217,25 @@ class Group:
     def send(self, data: bytes, to: int) -> None:
         """Send bytes to one rank, which has to :meth:`receive` them."""
         with self._explained(f"sending to rank {to}"):
-            self._distributed.send(self._tensor([len(data)]), to)
-            self._distributed.send(self._bytes(data), to)
+            self.transport.send(data, to)
 
     def receive(self, source: int) -> bytes:
         with self._explained(f"receiving from rank {source}"):
-            length = self._tensor([0])
-            self._distributed.recv(length, source)
-            buffer = self._bytes(bytes(int(length.item())))
-            self._distributed.recv(buffer, source)
-            return bytes(buffer.cpu().numpy())
+            return self.transport.receive(source)
 
     def broadcast(self, data: bytes, source: int) -> bytes:
         """``data`` of rank ``source`` in every rank."""
         with self._explained(f"the broadcast of rank {source}"):
-            length = self._tensor([len(data)])
-            self._distributed.broadcast(length, source)
-            buffer = self._bytes(data if self.rank == source else bytes(int(length.item())))
-            self._distributed.broadcast(buffer, source)
-            return bytes(buffer.cpu().numpy())
+            return self.transport.broadcast(data, source)
 
     def all_gather(self, data: bytes) -> list[bytes]:
         """Every rank's bytes, of one length, in every rank."""
         self._gathers += 1
         self.barrier(f"gather/{self._gathers}")
         with self._explained("the all-gather"):
-            own = self._bytes(data)
-            buffers = [self._bytes(bytes(len(data))) for _ in range(self.size)]
-            self._distributed.all_gather(buffers, own)
-            return [bytes(buffer.cpu().numpy()) for buffer in buffers]
+            return self.transport.all_gather(data)
 
     # -- inside ------------------------------------------------------------------------------------------------------
-
-    def _tensor(self, values: Sequence[int]) -> Any:
-        import torch
-
-        return torch.tensor(list(values), dtype=torch.int64, device=self.device)
-
-    def _bytes(self, data: bytes) -> Any:
-        import torch
-
-        return torch.frombuffer(bytearray(data or b"\0"), dtype=torch.uint8)[: len(data)].to(self.device)
 
     def _meet(self, limit_s: float) -> None:
         """Wait until every rank has introduced itself; rank 0 collects, and tells the others who is there."""
@@ -251,15 +249,16 @@ class Group:
             if (text := self.board.take("peers")) is not None:
                 self.peers = tuple(Peer.model_validate(entry) for entry in json.loads(text))
                 return
-            self._look_for_verdict(self.board)
-            self._raise_verdict()
+            self._verdict.look(self.board)
+            self._verdict.raise_if_ended()
             told = self._told_to_end_at is not None and time.monotonic() - self._told_to_end_at > _EXPLANATION_S
             if told or time.monotonic() > until:
                 self._look_for_peers(found)
                 missing = ", ".join(str(rank) for rank in range(self.size) if rank not in found)
-                self._end(
+                self._verdict.end(
                     f"rank {missing or 0} of {self.size} did not come"
                     + (", and the launcher ended the run (SIGTERM)" if told else f" within {limit_s:.0f} s"),
+                    self.board,
                     remedy="look at the output of the machine it should run on; every rank needs the same WORLD_SIZE",
                 )
             time.sleep(_LAST_POLL_S)
@@ -273,7 +272,7 @@ class Group:
         pause = _FIRST_POLL_S
         self.activity.wait(True)
         while not self.board.has(name):
-            self._raise_verdict()
+            self._verdict.raise_if_ended()
             time.sleep(pause)
             pause = min(2 * pause, _LAST_POLL_S)
         self.activity.wait(False)
@@ -288,7 +287,7 @@ class Group:
     @contextmanager
     def _explained(self, what: str) -> Iterator[None]:
         """Around a collective: torch's own errors become the run's one reason."""
-        self._raise_verdict()
+        self._verdict.raise_if_ended()
         try:
             yield
         except RuntimeError as error:
@@ -298,75 +297,16 @@ class Group:
         """The verdict of the watchers if they find one, else ``otherwise``; raises in any case."""
         until = time.monotonic() + _EXPLANATION_S
         while time.monotonic() < until:
-            self._raise_verdict()
+            self._verdict.raise_if_ended()
             time.sleep(_LAST_POLL_S)
-        self._end(otherwise)
-        self._raise_verdict()
+        self._verdict.end(otherwise, self.board)
+        self._verdict.raise_if_ended()
 
-    def _look_for_verdict(self, board: Board) -> bool:
-        """Whether the run has ended, here or in another rank."""
-        if self._verdict is None and (text := board.take("verdict")) is not None:
-            self._verdict = json.loads(text)
-        return self._verdict is not None
-
-    def _raise_verdict(self) -> None:
-        if self._verdict is not None:
-            raise RunEnded(self._verdict["message"], remedy=self._verdict["remedy"])
-
-    def _end(self, reason: str, *, remedy: str | None = None, board: Board | None = None) -> None:
-        """Give the run's one reason if nobody has; the rank that does also says it to the user."""
-        with self._lock:
-            if self._verdict is not None:
-                return
-            text = reason if "rank" in reason else f"rank {self.rank}: {reason}"
-            written = json.dumps({"by": self.rank, "message": text, "remedy": remedy or _REMEDY})
-            try:
-                stands = (board or self.board).claim("verdict", written)
-            except BoardGone:
-                stands = written  # every rank is on its own now and says what it knows
-            self._verdict = json.loads(stands)
-            if stands == written:
-                self._say(f"{text}\n{remedy or _REMEDY}")
-
-
-_REMEDY = (
-    "no partial result was written; start the run again (--rank-timeout sets how long a rank may take for one step)"
-)
-
-
-def _choose_device(launch: Launch, backend: Backend) -> tuple[str, str]:
-    """Device and backend of this rank."""
-    torch = require("torch", extra="dev", purpose="a run over several ranks")
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if backend == "gloo" or (backend == "auto" and gpus < launch.local_size):
-        return "cpu", "gloo"
-    if gpus <= launch.local_rank:
-        raise ToolError(
-            f"rank {launch.rank} needs GPU {launch.local_rank}, this machine shows {gpus}",
-            remedy="start at most one rank for each GPU, or take --backend gloo",
+    def _silent_board(self, waited_s: float) -> None:
+        """For the sentinel: the board does not answer, so every rank is on its own."""
+        keeper = "the launcher" if self._launch.store_exists else self.peers[0] if self.peers else "rank 0"
+        self._verdict.end_alone(
+            f"{keeper}, which keeps the ranks' common store, has given no sign of life for {waited_s:.0f} s"
         )
-    torch.cuda.set_device(launch.local_rank)
-    return f"cuda:{launch.local_rank}", "nccl"
-
-
-def _device_name(device: str) -> str | None:
-    if device == "cpu":
-        return None
-    import torch
-
-    return str(torch.cuda.get_device_name(device))
-
-
-def _start(launch: Launch, board: Board, backend: str, device: str, limit_s: float) -> Any:
-    import torch
-    import torch.distributed as distributed
-
-    distributed.init_process_group(
-        backend,
-        store=distributed.PrefixStore("torch", board.keys),
-        rank=launch.rank,
-        world_size=launch.size,
-        timeout=timedelta(seconds=limit_s),
-        device_id=torch.device(device) if device != "cpu" else None,
-    )
-    return distributed
+        if isinstance(keeper, Peer) and keeper.visible:
+            keeper.kill()  # it cannot end by itself, and torchrun would wait 30 s for it

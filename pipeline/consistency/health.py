@@ -15,14 +15,14 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pipeline.consistency.board import Board, BoardGone
+from pipeline.consistency.board import Board, BoardGone, Questions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pipeline.consistency.peers import Peer
 
-__all__ = ["Activity", "Beat", "Watcher", "judge"]
+__all__ = ["Activity", "Beat", "Sentinel", "Watcher", "judge"]
 
 _TICK_S = 0.25
 _BEAT_S = 1.0
@@ -194,3 +194,32 @@ class Watcher(threading.Thread):
         if silent_s > self._limit_s and neighbour.visible:
             neighbour.kill()  # it cannot end by itself, and torchrun would wait 30 s for it
         return reason
+
+
+class Sentinel(threading.Thread):
+    """Ends the process when the board does not answer.
+
+    Whoever asks a stopped keeper, or one behind a broken network, waits without end, the watcher included. This thread
+    asks nobody.
+    """
+
+    def __init__(self, questions: Questions, *, fail: Callable[[float], None], on_stuck: Callable[[], None]) -> None:
+        """Args:
+        fail: ends the run in this rank, given how long a call has waited.
+        on_stuck: ends the process.
+        """
+        super().__init__(name="quantize-sentinel", daemon=True)
+        self._questions, self._fail, self._on_stuck = questions, fail, on_stuck
+        self._stop_event = threading.Event()
+
+    def stop(self) -> None:
+        self._stop_event.set()
+
+    def run(self) -> None:
+        while not self._stop_event.wait(_TICK_S):
+            waited_s = self._questions.overdue_s()
+            if waited_s is not None:
+                self._fail(waited_s)
+                self._stop_event.wait(_TICK_S)  # the main thread may be free to end in order
+                self._on_stuck()
+                return

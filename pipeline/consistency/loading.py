@@ -104,9 +104,7 @@ def context_of_cache(path: Path, *, label: str | None = None) -> QuantContext:
 
     return QuantContext(
         label=label or str(path),
-        tensors=tuple(
-            TensorContext(name=name, scales=(float(scale),)) for name, scale in read_cache(path).scales.items()
-        ),
+        tensors=tuple(TensorContext(name=name, scales=(scale,)) for name, scale in read_cache(path).scales.items()),
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -41,7 +40,9 @@ class RanksReport(Record):
     batches: int
     samples: int
     seconds: float
-    """Wall time of this rank's batches and the merge, without what came before."""
+    """Wall time of rank 0's batches."""
+    merge_seconds: float
+    """Wall time of rank 0 from the end of its batches to the merged statistics, waiting for others included."""
     statistics: str
     """Digest of the merged statistics: that of one process over the same batches."""
     digest: str
@@ -72,10 +73,8 @@ def check_ranks(
     settings = {f"calibrator parameter {key}": f"{value!r}" for key, value in calibrator.params.items()}
     check_agreement(group, work, model_sha256=opened.model_sha256, extra={"calibrator": calibrator.name, **settings})
     same = _same_batch(group, opened, calibrator, tolerance) if group.size > 1 else None
-    start = time.perf_counter()
-    merged, own, figures = calibrate_share(group, work, progress=progress)
-    seconds = time.perf_counter() - start
-    context = _context(plan, merged, calibrator, "merged")
+    share = calibrate_share(group, work, progress=progress)
+    context = _context(plan, share.merged, calibrator, "merged")
     check_same(group, "merged scales", context.digest)
     scenarios = []
     if same is not None:
@@ -92,7 +91,7 @@ def check_ranks(
             source="none: every rank holds the same bits",
         )
     )
-    local = _gather_ranges(group, plan, own, calibrator)
+    local = _gather_ranges(group, plan, share.own, calibrator)
     if len(local) > 1:
         contexts = [context, *local]
         apart = compare(contexts, tolerance)
@@ -102,12 +101,13 @@ def check_ranks(
             scenarios.append(averaged)
     return RanksReport(
         ranks=tuple(f"{peer}: {peer.device}" for peer in group.peers),
-        backend=group.backend,
+        backend=group.transport.backend,
         shard=work.shard,
-        batches=figures["batches"],
-        samples=figures["samples"],
-        seconds=seconds,
-        statistics=digest_statistics(merged),
+        batches=len(share.batches),
+        samples=share.samples,
+        seconds=share.seconds,
+        merge_seconds=share.merge_seconds,
+        statistics=digest_statistics(share.merged),
         digest=context.digest,
         scenarios=tuple(scenarios),
         same_batch=same,
