@@ -1,4 +1,4 @@
-"""ONNX files: reading with errors that users understand, atomic and deterministic writing, inputs and outputs."""
+"""ONNX files: reading with errors that users understand, atomic and deterministic writing."""
 
 from __future__ import annotations
 
@@ -13,34 +13,20 @@ import numpy as np
 
 from pipeline.core.errors import InputError
 from pipeline.core.files import explain_os_errors, fsync_dir, write_bytes
-from pipeline.records import TensorSpec
+from pipeline.onnxgraph import all_graphs, weight_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     import onnx_ir as ir
 
-__all__ = [
-    "DATA",
-    "MODEL",
-    "all_graphs",
-    "check_file",
-    "external_files",
-    "infer_shapes",
-    "lift_constants",
-    "load_model",
-    "opset_of",
-    "save_model",
-    "tensor_specs",
-    "weight_bytes",
-]
+__all__ = ["DATA", "EXTERNAL_ABOVE_BYTES", "MODEL", "check_file", "external_files", "load_model", "save_model"]
 
 MODEL = "model.onnx"
 DATA = "model.onnx.data"
 EXTERNAL_ABOVE_BYTES = 1_900_000_000
 """Weights beyond this go to :data:`DATA`: a protobuf file ends at 2 GiB, and the graph itself needs room too."""
 _EXTERNAL_TENSOR_BYTES = 1024
-_MOST_RESHAPE_ROUNDS = 50
 
 
 def load_model(path: Path) -> ir.Model:
@@ -188,94 +174,6 @@ def check_file(path: Path) -> None:
     except Exception as error:  # the checker raises several unrelated types
         text = str(error).split("\n\n==> Context")[0]
         raise InputError(f"{path} is not a valid ONNX model: {text}", remedy="export it again") from error
-
-
-def all_graphs(model: ir.Model) -> Iterator[ir.Graph]:
-    """The main graph and every graph inside a node's attribute, outer ones first."""
-    pending: list[ir.Graph] = [model.graph]
-    while pending:
-        graph = pending.pop(0)
-        yield graph
-        for node in graph:
-            for attribute in node.attributes.values():
-                if attribute.type.name == "GRAPH":
-                    pending.append(attribute.as_graph())
-                elif attribute.type.name == "GRAPHS":
-                    pending.extend(attribute.as_graphs())
-
-
-def lift_constants(model: ir.Model) -> None:
-    """Turn every Constant node of the main graph into an initializer, in place; tensor names stay."""
-    from onnx_ir.passes.common import LiftConstantsToInitializersPass
-
-    LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
-
-
-def infer_shapes(model: ir.Model) -> None:
-    """Shape inference in place, and the rank of a Reshape whose target is computed but has a known length."""
-    import onnx_ir as ir
-    from onnx_ir.passes.common import ShapeInferencePass
-
-    infer = ShapeInferencePass(check_type=False, strict_mode=False)
-    infer(model)
-    for _ in range(_MOST_RESHAPE_ROUNDS):
-        # One at a time: a rank that becomes known lets inference go on to the next Reshape by itself.
-        target = next((node for node in model.graph if _rankless_reshape(node)), None)
-        if target is None:
-            return
-        length = _target_length(target)
-        target.outputs[0].shape = ir.Shape([None] * (length or 0))
-        infer(model)
-
-
-def _rankless_reshape(node: ir.Node) -> bool:
-    return node.op_type == "Reshape" and node.outputs[0].shape is None and _target_length(node) is not None
-
-
-def _target_length(node: ir.Node) -> int | None:
-    target = node.inputs[1] if len(node.inputs) > 1 else None
-    length = target.shape[0] if target is not None and target.shape is not None and len(target.shape) == 1 else None
-    return length if isinstance(length, int) else None
-
-
-def opset_of(model: ir.Model) -> int:
-    """Version of the default operator domain."""
-    return int(model.graph.opset_imports[""])
-
-
-def weight_bytes(model: ir.Model) -> int:
-    """Bytes of all initializers."""
-    return sum(
-        value.const_value.nbytes
-        for graph in all_graphs(model)
-        for value in graph.initializers.values()
-        if value.const_value is not None
-    )
-
-
-def tensor_specs(values: Sequence[ir.Value]) -> tuple[TensorSpec, ...]:
-    """Graph inputs or outputs as records; a dimension that is no positive number and has no name becomes ``"?"``."""
-    return tuple(
-        TensorSpec(
-            name=str(value.name),
-            dtype="unknown" if value.dtype is None else _numpy_name(value.dtype),
-            shape=None if value.shape is None else tuple(_dimension(dim) for dim in value.shape),
-        )
-        for value in values
-    )
-
-
-def _numpy_name(dtype: ir.DataType) -> str:
-    try:
-        return str(dtype.numpy().name)
-    except TypeError:
-        return dtype.name.lower()
-
-
-def _dimension(dim: Any) -> int | str:
-    if isinstance(dim, int):
-        return dim if dim > 0 else "?"
-    return str(dim.value) if dim.value else "?"
 
 
 def save_model(model: ir.Model, folder: Path) -> Path:

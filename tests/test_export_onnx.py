@@ -15,7 +15,8 @@ from pipeline.core.errors import CheckFailed, InputError
 from pipeline.core.files import sha256_file
 from pipeline.equivalence import difference, run_model
 from pipeline.export import run
-from pipeline.onnxfile import load_model, tensor_specs
+from pipeline.onnxfile import load_model
+from pipeline.onnxgraph import tensor_specs
 
 RNG = np.random.default_rng(0)
 DETECTOR = "ch_PP-OCRv4_det_infer.onnx"
@@ -83,6 +84,25 @@ def test_ir_version_is_lowered(tmp_path) -> None:
     assert load_model(found.model_path).ir_version == 9
     assert found.notes == ("m.onnx: IR version lowered from 10 to 9",)
     same(path, found.model_path, {"x": RNG.standard_normal((2, 3, 8, 8), dtype=np.float32)})
+
+
+@pytest.mark.parametrize(("opset", "ir_version"), [(9, 3), (17, 8)])
+def test_weights_that_are_inputs_too_become_constants(tmp_path, opset: int, ir_version: int) -> None:
+    path = conv(
+        tmp_path / "m.onnx", opset=opset, ir_version=ir_version, inputs={"x": ["N", 3, 8, 8], "w": [4, 3, 3, 3]}
+    )
+    found = run(str(path), folder=tmp_path / "out")
+    assert [spec.name for spec in found.inputs] == ["x"]
+    assert found.notes[0] == "m.onnx: 1 weights are listed among the inputs as well; they are constants from here on"
+    same(path, found.model_path, {"x": RNG.standard_normal((2, 3, 8, 8), dtype=np.float32)})
+
+
+def test_nodes_of_one_name_are_numbered(tmp_path) -> None:
+    nodes = [helper.make_node("Relu", [a], [b], name="same") for a, b in (("x", "a"), ("a", "b"), ("b", "y"))]
+    found = run(str(write(tmp_path / "m.onnx", nodes)), folder=tmp_path / "out")
+    assert found.notes == ("m.onnx: 2 nodes have the name of another one and are numbered",)
+    assert [node.name for node in load_model(found.model_path).graph] == ["same", "same_0", "same_1"]
+    run_model(found.model_path, [{"x": np.ones((1, 3, 8, 8), np.float32)}])  # onnxruntime refuses equal names
 
 
 def test_external_data_is_carried_along(tmp_path, monkeypatch) -> None:

@@ -11,7 +11,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from pipeline.equivalence import difference, run_model
 from pipeline.export.opset import CannotConvert, convert, lower_ir_version
-from pipeline.onnxfile import infer_shapes, load_model, save_model
+from pipeline.onnxfile import load_model, save_model
+from pipeline.onnxgraph import infer_shapes
 
 RNG = np.random.default_rng(0)
 X = {"x": RNG.standard_normal((2, 6, 4, 4), dtype=np.float32)}

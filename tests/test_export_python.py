@@ -222,6 +222,7 @@ def test_faults_of_the_users_code(models: str, tmp_path) -> None:
     assert "in inner" in message
     assert "site-packages" not in message
     assert "last output:\n  in forward" in message
+    assert "its inputs were taken to be float32" in str(caught.value.remedy)
     with pytest.raises(InputError, match=r"must return an nn\.Module, or .*, it returned str"):
         run(f"{models}:no_module", profiles=ROW, folder=tmp_path)
     with pytest.raises(InputError, match="the module's 'weight' is float16; calibration needs float32"):

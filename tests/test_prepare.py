@@ -290,7 +290,8 @@ def test_small_resnet_of_the_tracing_exporter(tmp_path) -> None:
         warnings.simplefilter("ignore")
         torch.onnx.export(
             net.eval(), (torch.ones(1, 3, 16, 16),), buffer, input_names=["x"], output_names=["y"], opset_version=17,
-            dynamo=False, dynamic_axes={"x": {0: "n"}}, training=torch.onnx.TrainingMode.PRESERVE, do_constant_folding=False,
+            dynamo=False, dynamic_axes={"x": {0: "n"}}, training=torch.onnx.TrainingMode.PRESERVE,
+            do_constant_folding=False,
         )  # fmt: skip
     (tmp_path / "m.onnx").write_bytes(buffer.getvalue())
     found = run(tmp_path / "m.onnx", folder=tmp_path / "out")
@@ -299,6 +300,7 @@ def test_small_resnet_of_the_tracing_exporter(tmp_path) -> None:
     assert found.inputs[0].shape == ("n", 3, 16, 16)
 
 
+@pytest.mark.slow
 def test_efficientnet_lite0_from_its_weights(tmp_path) -> None:
     pytest.importorskip("efficientnet_lite_pytorch", reason="efficientnet-lite-pytorch is not installed")
     from pipeline.config import Profile

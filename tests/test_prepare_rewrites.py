@@ -11,7 +11,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from pipeline.equivalence import difference, run_model
-from pipeline.onnxfile import infer_shapes, load_model, save_model
+from pipeline.onnxfile import load_model, save_model
+from pipeline.onnxgraph import infer_shapes
 from pipeline.prepare.names import name_nodes
 from pipeline.prepare.scale_shift import ScaleShift, folded
 from pipeline.prepare.stage import rewrite
@@ -525,6 +526,28 @@ def test_identity_from_input_to_output_stays(tmp_path) -> None:
     graph, changes = _rewritten(tmp_path, nodes, {}, outputs={"y": 4, "z": 4})
     assert sorted(_ops(graph)) == ["Identity", "Relu"]
     assert "Identity removed" not in changes
+
+
+def test_identity_of_another_graphs_value_or_of_an_output_stays(tmp_path) -> None:
+    def branch(name: str, *inner: onnx.NodeProto) -> onnx.GraphProto:
+        return helper.make_graph(list(inner), name, [], [helper.make_tensor_value_info(name, TensorProto.FLOAT, None)])
+
+    nodes = [
+        node("ReduceSum", ["x"], ["s"], keepdims=0),
+        node("Greater", ["s", "zero"], ["c"]),
+        node("Relu", ["x"], ["r"]),
+        node(
+            "If", ["c"], ["y"],
+            then_branch=branch("t", node("Identity", ["r"], ["t"])),
+            else_branch=branch("e", node("Neg", ["r"], ["n"]), node("Identity", ["n"], ["e"], name="inner")),
+        ),
+        node("Identity", ["y"], ["between"], name="between"),
+        node("Identity", ["between"], ["z"], name="again"),
+    ]  # fmt: skip
+    graph, changes = _rewritten(tmp_path, nodes, {"zero": np.float32(0)}, outputs={"y": 4, "z": 4})
+    assert changes["Identity removed"] == ("between", "inner")
+    assert [item.name for item in graph.output] == ["y", "z"]
+    assert [list(item.input) for item in graph.node if item.op_type == "Identity"] == [["y"]]
 
 
 def test_dropout_with_a_used_mask_and_in_training(tmp_path) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from pipeline.export.decompose import DECOMPOSED, decompose
-from pipeline.onnxfile import all_graphs, lift_constants, opset_of
+from pipeline.onnxgraph import all_graphs, lift_constants, opset_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir

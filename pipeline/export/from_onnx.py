@@ -10,16 +10,9 @@ from pipeline.core.files import link_or_copy, sha256_file, sha256_json
 from pipeline.equivalence import difference, example_shapes, random_feeds, run_model
 from pipeline.export.opset import LOWEST, MAX_IR_VERSION, PORTABLE, CannotConvert, convert, lower_ir_version
 from pipeline.export.result import ExportResult
-from pipeline.onnxfile import (
-    MODEL,
-    check_file,
-    external_files,
-    infer_shapes,
-    load_model,
-    opset_of,
-    save_model,
-    tensor_specs,
-)
+from pipeline.onnxfile import MODEL, check_file, external_files, load_model, save_model
+from pipeline.onnxgraph import all_graphs, infer_shapes, opset_of, tensor_specs
+from pipeline.prepare.names import name_nodes
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -31,6 +24,8 @@ __all__ = ["export_onnx_file", "make_portable"]
 
 _TOLERANCE = 1e-4
 _MOST_REASONS = 5
+_FREE_WEIGHTS_IR_VERSION = 4
+"""Before it, every weight had to be an input as well."""
 
 
 def export_onnx_file(
@@ -44,6 +39,7 @@ def export_onnx_file(
     notes: list[str] = []
     warnings: list[str] = []
     version, ir_version = opset_of(model), model.ir_version
+    notes += [f"{path.name}: {change}" for change in _mend(model)]
     model = make_portable(model, opset, name=path.name, notes=notes, warnings=warnings)
     if notes or external:
         # External weights are copied, not linked: onnx and onnx_ir refuse to read them through links.
@@ -94,6 +90,24 @@ def export_onnx_file(
         notes=tuple(notes),
         warnings=tuple(warnings),
     ).at(folder)
+
+
+def _mend(model: ir.Model) -> list[str]:
+    """Change in place what is valid ONNX, common in old files, and no later step can take; returns what was changed."""
+    from onnx_ir.passes.common import RemoveInitializersFromInputsPass
+
+    changes = []
+    weights = {value.name for value in model.graph.inputs if value.is_initializer()}
+    if weights:
+        RemoveInitializersFromInputsPass()(model)
+        model.ir_version = max(model.ir_version, _FREE_WEIGHTS_IR_VERSION)
+        changes.append(f"{len(weights)} weights are listed among the inputs as well; they are constants from here on")
+    names = [node.name for graph in all_graphs(model) for node in graph if node.name]
+    if len(set(names)) < len(names):
+        # onnxruntime refuses them. The name of a node has no meaning for what it computes.
+        changes.append(f"{len(names) - len(set(names))} nodes have the name of another one and are numbered")
+        name_nodes(model)
+    return changes
 
 
 def make_portable(model: ir.Model, opset: int, *, name: str, notes: list[str], warnings: list[str]) -> ir.Model:

@@ -16,7 +16,8 @@ from pipeline.export.from_onnx import make_portable
 from pipeline.export.names import name_by_scope, name_dimensions, strip_prefix
 from pipeline.export.opset import PORTABLE, strip_graph_metadata
 from pipeline.export.result import ExportCheck, ExportResult
-from pipeline.onnxfile import MODEL, check_file, lift_constants, load_model, opset_of, save_model, tensor_specs
+from pipeline.onnxfile import MODEL, check_file, load_model, save_model
+from pipeline.onnxgraph import clear_meaningless_dimensions, lift_constants, opset_of, tensor_specs
 from pipeline.usercode import UserProcess
 
 if TYPE_CHECKING:
@@ -152,6 +153,7 @@ def _finished(model: ir.Model, header: dict[str, Any], method: Method, opset: in
     RemoveUnusedOpsetsPass()(model)
     warnings: list[str] = []
     model = make_portable(model, opset, name="the exported model", notes=[], warnings=warnings)
+    clear_meaningless_dimensions(model)
     strip_graph_metadata(model)
     return model, warnings[0] if warnings else None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Any
 
-from pipeline.onnxfile import all_graphs
+from pipeline.onnxgraph import all_graphs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pipeline.export.downgrade import CannotConvert, downgrade
-from pipeline.onnxfile import infer_shapes, lift_constants, opset_of
+from pipeline.onnxgraph import infer_shapes, lift_constants, opset_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -45,7 +45,7 @@ def lower_ir_version(model: ir.Model) -> None:
 
 def strip_graph_metadata(model: ir.Model) -> None:
     """Remove metadata and documentation of graphs, nodes and values (the model's own metadata stays)."""
-    from pipeline.onnxfile import all_graphs
+    from pipeline.onnxgraph import all_graphs
 
     for graph in all_graphs(model):
         graph.metadata_props.clear()

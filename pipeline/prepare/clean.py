@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-import re
 from typing import TYPE_CHECKING
 
-from pipeline.onnxfile import all_graphs, lift_constants
+from pipeline.onnxgraph import all_graphs, lift_constants
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
 __all__ = [
-    "clear_meaningless_dimensions",
     "fold_constants",
     "remove_dropout",
     "remove_identity",
@@ -27,7 +25,6 @@ _GROWING = frozenset({"ConstantOfShape", "Expand", "EyeLike", "OneHot", "Range",
 _LARGEST_GROWN = 1 << 18
 """Elements to which such an operator may grow a constant; more would swell the file."""
 _NO_LIMIT = 1 << 40
-_UNKNOWN = re.compile(r"\?|unk__\d+")
 
 
 def standard_form(model: ir.Model) -> list[str]:
@@ -46,24 +43,6 @@ def standard_form(model: ir.Model) -> list[str]:
     lift_constants(model)
     LiftSubgraphInitializersToMainGraphPass()(model)
     return functions
-
-
-def clear_meaningless_dimensions(model: ir.Model) -> None:
-    """Make dimensions unknown that only stand for it: -1, 0, ``?`` and the ``unk__<n>`` of onnx's shape inference."""
-    import onnx_ir as ir
-
-    for graph in all_graphs(model):
-        for value in (*graph.inputs, *graph.outputs, *(value for node in graph for value in node.outputs)):
-            if value.shape is None:
-                continue
-            dims = [
-                (dim if dim > 0 else None)
-                if isinstance(dim, int)
-                else (None if _UNKNOWN.fullmatch(dim.value or "") else dim)
-                for dim in value.shape
-            ]
-            if dims != list(value.shape):
-                value.shape = ir.Shape(dims)
 
 
 def remove_dropout(model: ir.Model) -> list[str]:
@@ -155,15 +134,34 @@ def simplify(model: ir.Model) -> int:
 
 
 def remove_identity(model: ir.Model) -> list[str]:
-    """Identity nodes, but for one between a graph input and a graph output. Returns their names."""
-    from onnx_ir.passes.common import IdentityEliminationPass
-
-    before = {id(node): str(node.name) for graph in all_graphs(model) for node in graph if node.op_type == "Identity"}
-    IdentityEliminationPass()(model)
+    """Identity nodes, but for those that give a graph an output which is its input, another one's value or another
+    output as well. Returns the names of the removed ones."""
+    removed = []
     for graph in all_graphs(model):
         for node in graph:
-            before.pop(id(node), None)
-    return list(before.values())
+            source = node.inputs[0] if node.inputs else None
+            if node.op_type != "Identity" or node.domain not in ("", "ai.onnx") or source is None:
+                continue
+            output = node.outputs[0]
+            is_output = output.is_graph_output()
+            if is_output and not _may_become_output(source, graph):
+                continue
+            if output.shape is not None and (is_output or source.shape is None):
+                source.shape = output.shape
+            if source.type is None:
+                source.type = output.type
+            output.replace_all_uses_with(source, replace_graph_outputs=True)
+            graph.remove(node, safe=True)
+            if is_output:
+                source.name = output.name
+            removed.append(str(node.name))
+    return removed
+
+
+def _may_become_output(value: ir.Value, graph: ir.Graph) -> bool:
+    """A node of ``graph`` makes it, and it is no output so far: it can take over an output's name."""
+    producer = value.producer()
+    return producer is not None and producer.graph is graph and not value.is_graph_output()
 
 
 def remove_unused(model: ir.Model) -> None:

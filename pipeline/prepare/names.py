@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from pipeline.onnxfile import all_graphs
+from pipeline.onnxgraph import all_graphs
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipeline.core.errors import CheckFailed
+from pipeline.core.errors import CheckFailed, InputError, QuantizeError
 from pipeline.equivalence import Difference, differences, example_shapes, random_feeds, rounding_noise, run_model
 
 if TYPE_CHECKING:
@@ -46,13 +46,14 @@ def compare(
     """Compare on the samples, where there are any, and on random inputs.
 
     Raises:
+        InputError: the original model cannot be run on the samples.
         CheckFailed: an output differs by more than the tolerance and by more than the model's own rounding noise.
     """
     saturated = _saturated(original, prepared)
     data_error, data_noise = None, None
     if sample_feeds:
         shapes = [{name: array.shape for name, array in sample_feeds[0].items()}]
-        expected = run_model(original, sample_feeds, capture=list(saturated.values()))
+        expected = _run_on_samples(original, sample_feeds, list(saturated.values()))
         data_error, data_noise = _judge(original, prepared, sample_feeds, expected, saturated, "the given samples")
     else:
         shapes = example_shapes(inputs)
@@ -69,6 +70,21 @@ def compare(
         return Comparison(error, data_error, max((n for n in (noise, data_noise) if n is not None), default=None))
     warning = "the prepared model was not compared on random inputs: no shape was found that the model takes"
     return Comparison(None, data_error, data_noise, (warning,))
+
+
+def _run_on_samples(
+    model: Path, sample_feeds: Sequence[Mapping[str, Array]], capture: Sequence[str]
+) -> list[dict[str, Array]]:
+    try:
+        return run_model(model, sample_feeds, capture=capture)
+    except QuantizeError:
+        raise
+    except Exception as error:  # onnxruntime refuses feeds with one of several types
+        shapes = ", ".join(f"{name} {array.shape} {array.dtype}" for name, array in sample_feeds[0].items())
+        raise InputError(
+            f"the model cannot be run on the first samples ({shapes}): {error}",
+            remedy="give data with shapes and values that the model takes (ids within its vocabulary, for instance)",
+        ) from error
 
 
 def _saturated(original: Path, prepared: Path) -> dict[str, str]:

@@ -9,9 +9,9 @@ import numpy as np
 
 from pipeline.core.errors import CheckFailed
 from pipeline.core.progress import SILENT, Progress
-from pipeline.onnxfile import all_graphs, check_file, infer_shapes, load_model, opset_of, save_model, tensor_specs
+from pipeline.onnxfile import check_file, load_model, save_model
+from pipeline.onnxgraph import all_graphs, clear_meaningless_dimensions, infer_shapes, opset_of, tensor_specs
 from pipeline.prepare.clean import (
-    clear_meaningless_dimensions,
     fold_constants,
     remove_dropout,
     remove_identity,

@@ -120,7 +120,8 @@ class UserProcess:
         if header["kind"] == "complaint":
             raise InputError(f"{self._code.text}: {header['message']}", remedy=header["remedy"])
         if header["kind"] == "error":
-            raise InputError(f"{self._code.text} failed: {header['message']}\n{header['traceback']}{self._tail()}")
+            text = f"{self._code.text} failed: {header['message']}\n{header['traceback']}{self._tail()}"
+            raise InputError(text, remedy=header.get("remedy"))
         return header, arrays
 
     def dependencies(self) -> tuple[Dependency, ...]:

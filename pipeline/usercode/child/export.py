@@ -14,12 +14,16 @@ import numpy as np
 import torch
 
 from .examples import Example, check_inputs, resolve_example
-from .loading import Complaint, describe_exception, is_library
+from .loading import Complaint, WithRemedy, describe_exception, is_library
 from .recording import FileRecorder
 
 __all__ = ["export"]
 
 _MOST_CHARACTERS = 400
+_ASSUMED_FLOATS = (
+    "its inputs were taken to be float32, as profiles name no type: give --input NAME:SHAPE:DTYPE, "
+    "such as ids:1x16:int64, or return (module, example inputs)"
+)
 _TRACE_OPSET_LIMIT = 20
 """Newest opset of the TorchScript exporter."""
 
@@ -44,7 +48,13 @@ def export(target: Any, task: dict[str, Any], recorder: FileRecorder) -> dict[st
     example = resolve_example(module, given, task["inputs"], task["profiles"])
     with torch.no_grad():
         # Before the exporter, so that an error in the model itself shows as one of the user's code.
-        outputs = _named_outputs(module(*example.args, **example.kwargs), example.names)
+        try:
+            result = module(*example.args, **example.kwargs)
+        except Exception as error:
+            if given is None and not task["inputs"]:
+                raise WithRemedy(_ASSUMED_FLOATS) from error
+            raise
+        outputs = _named_outputs(result, example.names)
         flat = _Flat(module, example, list(outputs))
         path = os.path.join(task["folder"], "model.onnx")  # noqa: PTH118
         with warnings.catch_warnings(record=True) as caught:

@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Complaint", "describe_exception", "is_library", "load_object", "trimmed_traceback"]
+__all__ = ["Complaint", "WithRemedy", "describe_exception", "is_library", "load_object", "trimmed_traceback"]
 
 _OWN = str(Path(__file__).resolve().parents[1]) + os.sep
 _MOST_FRAMES = 12
@@ -24,6 +24,14 @@ class Complaint(Exception):
     def __init__(self, message: str, remedy: str | None = None) -> None:
         super().__init__(message)
         self.message = message
+        self.remedy = remedy
+
+
+class WithRemedy(Exception):
+    """Wraps an exception of the user's code (its cause) about which there is something to advise."""
+
+    def __init__(self, remedy: str) -> None:
+        super().__init__(remedy)
         self.remedy = remedy
 
 

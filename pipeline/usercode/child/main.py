@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .framing import read_message, write_message
-from .loading import Complaint, describe_exception, load_object, trimmed_traceback
+from .loading import Complaint, WithRemedy, describe_exception, load_object, trimmed_traceback
 from .recording import FileRecorder
 
 __all__ = ["main"]
@@ -77,7 +77,9 @@ def main(read_descriptor: int, write_descriptor: int) -> None:
             "traceback": trimmed_traceback(error),
         }
     except BaseException as error:
-        final = {"kind": "error", "message": describe_exception(error), "traceback": trimmed_traceback(error)}
+        cause = error.__cause__ if isinstance(error, WithRemedy) and error.__cause__ is not None else error
+        final = {"kind": "error", "message": describe_exception(cause), "traceback": trimmed_traceback(cause)}
+        final["remedy"] = error.remedy if isinstance(error, WithRemedy) else None
     send(final, {})
     # No interpreter shutdown: a user's threads and worker processes must not hold up a finished task.
     import sys
