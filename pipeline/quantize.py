@@ -104,6 +104,8 @@ def run(
     write_cache(folder / CALIBRATION_CACHE, scales, algorithm=algorithm)
     write_json(folder / PLACEMENT, {"schema": SCHEMA, "precision": config.precision, **plan.model_dump(mode="json")})
     quantized = len(plan.quantized_nodes)
+    if not quantized:
+        warnings.append("no node is quantised, so nothing gains from INT8; `quantize explain` says why for each")
     progress.note(
         f"{quantized} of {len(plan.decisions)} nodes quantised, {len(tensors)} activation and {len(weights)} weight "
         f"scales"

@@ -23,7 +23,7 @@ from pipeline.records import StageResult
 from pipeline.runner import Finished, StageRunner
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from calibrators import Calibrator
     from pipeline.build import BuildResult
@@ -83,6 +83,7 @@ class _Build:
 
     def run(self) -> Artifact:
         import calibrators
+        from pipeline.data import load_labels
 
         calibrator = calibrators.get(self.config.calibrator.name, self.config.calibrator.params)
         targets = self.targets()
@@ -95,12 +96,13 @@ class _Build:
             package.check_owner(self.out, exported.result.source_sha256, force=self.force)
             check_profiles(self.config.profiles, exported.result.inputs)
             source, split = self.data(exported.result)
+            labels = load_labels(self.config.labels, source) if self.config.labels else None
             prepared = self.prepare(exported, source, split)
             plan = self.plan(prepared)
             calibrated = self.calibrate(prepared, plan, source, split)
             quantized = self.quantize(prepared, plan, calibrated, calibrator)
             built = {target: self.compile(quantized, target) for target in targets}
-            verified = self.verify(prepared, quantized, plan, source, split)
+            verified = self.verify(prepared, quantized, plan, source, split, labels)
             manifest = self.manifest(
                 exported, prepared, calibrated, quantized, built, verified, source, split, calibrator
             )
@@ -316,11 +318,9 @@ class _Build:
         plan: PlacementPlan,
         source: DataSource,
         split: Split,
+        labels: Mapping[int, int] | None,
     ) -> Finished[VerifyResult]:
         from pipeline import verify
-        from pipeline.data import load_labels
-
-        labels = load_labels(self.config.labels, source) if self.config.labels else None
 
         def action(folder: Path) -> VerifyResult:
             result = verify.run(

@@ -268,6 +268,16 @@ def test_bad_options_are_refused(inputs: Path, tmp_path: Path, more: list[str], 
         assert word in done.stderr, done.stderr
 
 
+def test_labels_that_do_not_fit_are_refused_before_anything_long(inputs: Path, tmp_path: Path) -> None:
+    (tmp_path / "labels.csv").write_text("index,class_index\n0,1\n")
+    done = quantize(*build_args(inputs, tmp_path / "net"), "--labels", tmp_path / "labels.csv")
+    assert done.returncode == 2, done.stderr
+    assert "has no label for sample 1" in done.stderr
+    assert [path.name.partition("-")[0] for path in (tmp_path / "net" / ".work").iterdir() if path.is_dir()] == [
+        "export"
+    ]
+
+
 def test_a_dynamic_input_without_profile_is_refused(inputs: Path, tmp_path: Path) -> None:
     args = build_args(inputs, tmp_path / "net")
     at = args.index("--profile")

@@ -179,6 +179,22 @@ def test_rounding_noise_is_measured_where_the_model_amplifies_it(tmp_path) -> No
     assert found.tolerance < found.random_error <= 4 * found.rounding_noise
 
 
+def test_samples_that_the_model_cannot_take(tmp_path) -> None:
+    table = numpy_helper.from_array(np.zeros((5, 3), np.float32), "table")
+    graph = helper.make_graph(
+        [helper.make_node("Gather", ["table", "ids"], ["y"], name="look-up")],
+        "g",
+        [helper.make_tensor_value_info("ids", TensorProto.INT64, ["N", "S"])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", "S", 3])],
+        [table],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, tmp_path / "m.onnx")
+    with pytest.raises(InputError, match=r"cannot be run on the first samples \(ids \(1, 2\) int64\).*look-up") as caught:
+        run(tmp_path / "m.onnx", folder=tmp_path / "out", sample_feeds=[{"ids": np.array([[1, 9]])}])
+    assert "vocabulary" in str(caught.value.remedy)
+
+
 def test_missing_model(tmp_path) -> None:
     with pytest.raises(InputError, match=r"model .*none\.onnx does not exist"):
         run(tmp_path / "none.onnx", folder=tmp_path)

@@ -14,6 +14,7 @@ from pipeline.core.ort import make_session
 from pipeline.data.batching import Batch
 from pipeline.errors.capture import OrtReading
 from pipeline.placement.plan import PlacementPlan
+from pipeline.reports.heatmap import error_heatmap
 from tests.errors.networks import CLASSES, batches, chain, network
 
 net = network()
@@ -128,6 +129,22 @@ def test_nothing_quantised(models, tmp_path):
     assert result.outputs[0].relative_l2_max < 1e-5
     assert _rows(result.folder) == []
     assert Image.open(result.folder / verify.ERRORS_PNG).size[0] > 100
+
+
+def test_graph_without_a_node(tmp_path):
+    spec = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3, 8, 8])
+    model = helper.make_model(helper.make_graph([], "g", [spec], [spec]), opset_imports=[helper.make_opsetid("", 17)])
+    model.ir_version = 8
+    onnx.save(model, tmp_path / "m.onnx")
+    data = [Batch(0, (0, 1), {"x": np.ones((2, 3, 8, 8), np.float32)})]
+    result = _run((tmp_path / "m.onnx", tmp_path / "m.onnx"), tmp_path, data=data, plan=PlacementPlan())
+    assert result.outputs[0].relative_l2_max == 0
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_heatmap_of_names_that_the_font_lacks(tmp_path):
+    error_heatmap(tmp_path / "errors.png", np.ones((2, 1)), ["像", "a\tb $x^{"], [0])
+    assert Image.open(tmp_path / "errors.png").size[0] > 100
 
 
 @pytest.mark.parametrize(("layers", "samples"), [(20, 16), (300, 64)])

@@ -150,17 +150,16 @@ def _merge(values: dict[str, Any], flags: dict[str, Any], origin: str) -> dict[s
     placement = {key: given.pop(key) for key in ("include", "exclude", "rules_off", "precision") if key in given}
     params = {_PARAM_NAMES.get(key, key): given.pop(key) for key in _PARAMS if key in given}
     name = given.pop("calibrator", None)
-    if name or params:
-        base = merged.get("calibrator") or {}
-        base = {"name": base} if isinstance(base, str) else dict(base)
-        if name and name != base.get("name"):
-            base = {"name": name}
-        base["params"] = {**(base.get("params") or {}), **params}
-        merged["calibrator"] = base
-    elif isinstance(merged.get("calibrator"), str):
+    if isinstance(merged.get("calibrator"), str):
         merged["calibrator"] = {"name": merged["calibrator"]}
+    base = merged.get("calibrator")
+    if name and not (isinstance(base, dict) and base.get("name") == name):
+        merged["calibrator"] = base = {"name": name}  # the file's parameters belong to another calibrator
+    if params:
+        own = base.get("params") if isinstance(base, dict) else None
+        merged["calibrator"] = _over(base, {"params": _over(own, params)})
     if placement:
-        merged["placement"] = {**(merged.get("placement") or {}), **placement}
+        merged["placement"] = _over(merged.get("placement"), placement)
     merged.update(given)
     for key, flag in (("model", "MODEL"), ("data", "--data"), ("out", "--out")):
         if not merged.get(key):
@@ -175,6 +174,11 @@ def _merge(values: dict[str, Any], flags: dict[str, Any], origin: str) -> dict[s
                 remedy="give it on the command line or as a key of the configuration (-c)",
             )
     return merged
+
+
+def _over(value: Any, given: dict[str, Any]) -> Any:
+    """``given`` laid over the mapping ``value``. What is no mapping stays: the configuration's check complains of it."""
+    return {**(value or {}), **given} if value is None or isinstance(value, dict) else value
 
 
 def print_summary(artifact: Artifact) -> None:

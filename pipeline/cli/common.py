@@ -34,10 +34,10 @@ _LINE_SECONDS = 5.0
 
 
 def console() -> Console:
-    """Standard output, for results."""
+    """Standard output, for results. Text is printed as it is: names and messages may have brackets in them."""
     from rich.console import Console
 
-    return Console(highlight=False, soft_wrap=False)
+    return Console(highlight=False, markup=False, soft_wrap=False)
 
 
 class TerminalProgress:

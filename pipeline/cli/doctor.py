@@ -36,14 +36,15 @@ def command(as_json: bool, quiet: bool, verbose: bool) -> None:
         print_json(found)
         return
     from rich.table import Table
+    from rich.text import Text
 
     out = console()
     targets = Table(title="targets", title_justify="left")
     for column in ("target", "works", "version", "why"):
         targets.add_column(column, overflow="fold")
     for status in found["targets"]:
-        mark = "[green]yes[/green]" if status["works"] else "[red]no[/red]"
-        targets.add_row(status["name"], mark, status["version"] or "-", status["reason"].replace("[", r"\["))
+        mark = Text("yes", style="green") if status["works"] else Text("no", style="red")
+        targets.add_row(status["name"], mark, status["version"] or "-", status["reason"])
     out.print(targets)
     for title in ("machine", "packages"):
         table = Table(title=title, title_justify="left", show_header=False)

@@ -43,7 +43,7 @@ def command(
     if scales:
         out.print(scales_table(opened))
     for warning in opened.manifest.warnings:
-        out.print(f"[yellow]warning:[/yellow] {warning}", markup=True)
+        out.print(f"warning: {warning}", style="yellow")
 
 
 def _show_engine(artifact: Artifact, target: str, batch: int | None, *, as_json: bool) -> None:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 __all__ = ["EXTERNAL_DATA_KEY", "cpu_threads", "make_session"]
 
 EXTERNAL_DATA_KEY = "session.model_external_initializers_file_folder_path"
+_FATAL = 4
+"""Log level: the text of an error is in its exception, and need not be printed too."""
 
 
 def cpu_threads() -> int:
@@ -49,12 +51,12 @@ def make_session(
     import onnx
     import onnxruntime
 
-    onnxruntime.set_default_logger_severity(3)
+    onnxruntime.set_default_logger_severity(_FATAL)
     options = onnxruntime.SessionOptions()
     level = onnxruntime.GraphOptimizationLevel
     options.graph_optimization_level = level.ORT_ENABLE_ALL if optimise else level.ORT_DISABLE_ALL
     options.intra_op_num_threads = threads or cpu_threads()
-    options.log_severity_level = 3
+    options.log_severity_level = _FATAL
     if not spin:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     if isinstance(model, (str, Path)):

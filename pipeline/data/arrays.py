@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 import zipfile
 import zlib
@@ -154,7 +155,13 @@ class NpzFile(_ArrayFile):
             for name, member in self._members.items():
                 with archive.open(member) as stream:
                     shape, _, dtype = _read_header(stream)
+                    header_bytes = stream.tell()
                 self._check_header(name, shape, dtype)
+                found = archive.getinfo(member).file_size - header_bytes
+                if found != (expected := math.prod(shape) * dtype.itemsize):
+                    raise ValueError(
+                        f"{member} is said to have the shape {shape}, which is {expected} bytes, and has {found}"
+                    )
                 lengths[name] = shape[0]
         (first, self._length), *rest = lengths.items()
         for name, length in rest:

@@ -133,7 +133,7 @@ class InputCheck:
                 remedy="remove or repair this sample: its statistics would be meaningless",
             )
         if sample.dtype == self.dtype:
-            return np.ascontiguousarray(sample)
+            return np.asarray(sample, order="C")  # np.ascontiguousarray makes a vector of a scalar
         if self.dtype.kind in "iu":
             limits = np.iinfo(self.dtype)
             low, high = int(sample.min()), int(sample.max())
@@ -142,9 +142,9 @@ class InputCheck:
                 raise InputError(
                     f"{where}: the data for {self.name!r} have the value {value}, which {self.dtype} cannot hold"
                 )
-            return np.ascontiguousarray(sample, dtype=self.dtype)
+            return np.asarray(sample, dtype=self.dtype, order="C")
         with np.errstate(over="ignore"):
-            cast = np.ascontiguousarray(sample, dtype=self.dtype)
+            cast = np.asarray(sample, dtype=self.dtype, order="C")
         if not np.isfinite(cast).all():
             too_large = float(sample[~np.isfinite(cast)][0])
             raise InputError(

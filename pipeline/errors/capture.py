@@ -104,7 +104,8 @@ class OrtReading:
         if missing := [name for name in self._inputs if name not in feeds]:
             raise InputError(f"{self.label}: the data has no input {missing[0]!r}; it has {sorted(feeds)}")
         try:
-            values = self._session.run(self._computed, {name: feeds[name] for name in self._inputs})
+            # An empty list would mean all outputs.
+            values = self._session.run(self._computed, {n: feeds[n] for n in self._inputs}) if self._computed else []
         except Exception as error:
             shapes = {name: feeds[name].shape for name in self._inputs}
             raise ToolError(f"{self.label}: onnxruntime failed on inputs of shape {shapes}: {error}") from error

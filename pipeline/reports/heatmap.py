@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -171,7 +172,10 @@ def heatmap_png(
         if title:
             figure.text(0.1 / whole_width, 1 - 0.3 / whole_height, title, fontsize=10.5, va="center", ha="left")
         stream = io.BytesIO()
-        figure.savefig(stream, format="png", metadata={"Software": None})
+        with warnings.catch_warnings():
+            # Names may have characters that the font lacks: they appear as boxes.
+            warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+            figure.savefig(stream, format="png", metadata={"Software": None})
     return stream.getvalue()
 
 

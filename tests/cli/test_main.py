@@ -103,6 +103,33 @@ def test_build_says_what_is_missing(tmp_path: Path) -> None:
     assert not (tmp_path / "o").exists()
 
 
+@pytest.mark.parametrize(
+    ("text", "flags", "message"),
+    [
+        ("calibrator: 5", ["--calibrator", "minmax", "--percentile", "99"], "no parameter 'percentile'"),
+        ("calibrator: 5", ["--percentile", "99"], "calibrator: Input should be a valid dictionary"),
+        ("calibrator: [1]", ["--percentile", "99"], "calibrator: Input should be a valid dictionary"),
+        ("calibrator: {params: 5}", ["--percentile", "99"], "calibrator.params: Input should be a valid dictionary"),
+        ("placement: [conv]", ["--exclude", "conv"], "placement: Input should be a valid dictionary"),
+    ],
+)
+def test_flags_over_a_file_with_wrong_types(tmp_path: Path, text: str, flags: list[str], message: str) -> None:
+    (tmp_path / "build.yaml").write_text(text)
+    code, output = run("build", "m.onnx", "-c", str(tmp_path / "build.yaml"), "--data", "d", "--out", "o", *flags)
+    assert code == 2
+    assert message in output
+
+
+def test_names_with_brackets_are_printed_as_they_are(tmp_path: Path) -> None:
+    artifact = packaged(tmp_path)
+    artifact.updated(files=(), name="net[/x]", warnings=("tensor '[red]a[/b]' is constant",))
+    code, output = run("inspect", str(artifact.folder))
+    assert code == 0
+    assert "net[/x]" in output
+    assert "warning: tensor '[red]a[/b]' is constant" in output
+    assert run("doctor")[0] == 0
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion(shell: str) -> None:
     code, output = run("completion", shell)

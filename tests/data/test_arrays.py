@@ -69,6 +69,14 @@ def test_npz_is_never_whole_in_memory(tmp_path) -> None:
     assert peak < 8 << 20
 
 
+def test_one_number_a_sample(tmp_path) -> None:
+    lengths = TensorSpec(name="x", dtype="int64", shape=("batch",))
+    for array in (np.arange(4), np.arange(4, dtype=np.int32), np.arange(8)[::2]):
+        samples = [sample["x"] for _, sample in _npy(tmp_path, array, [lengths]).read(everything)]
+        assert [sample.shape for sample in samples] == [()] * 4
+        assert np.stack(samples).tolist() == array.tolist()
+
+
 def test_casts(tmp_path) -> None:
     source = _npy(tmp_path, np.ones((2, 3), np.float64))
     assert source.notes == [f"{tmp_path}/x.npy: float64 data are cast to float32 for the input 'x'"]
@@ -193,11 +201,29 @@ def test_damaged_npz_is_found_while_reading(tmp_path, compressed: bool) -> None:
         list(open_source(str(tmp_path / "x.npz"), [ROW], None).read(everything))
 
 
-def test_npz_array_shorter_than_its_header(tmp_path) -> None:
-    np.save(tmp_path / "x.npy", np.zeros((50, 3), np.float32))
+def _write_member(tmp_path, data: bytes) -> str:
     with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
-        archive.writestr("x.npy", (tmp_path / "x.npy").read_bytes()[:-20])
-    source = open_source(str(tmp_path / "x.npz"), [ROW], None)
+        archive.writestr("x.npy", data)
+    return str(tmp_path / "x.npz")
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_npz_array_of_another_size_than_its_header_says(tmp_path, order: str) -> None:
+    np.save(tmp_path / "x.npy", np.zeros((50, 3), np.float32, order=order))
+    data = (tmp_path / "x.npy").read_bytes()
+    with pytest.raises(InputError, match=r"x.npy is said to have the shape \(50, 3\), which is 600 bytes, and has 580"):
+        open_source(_write_member(tmp_path, data[:-20]), [ROW], None)
+    # A damaged header must not be believed: so many samples would not even be counted in a day.
+    vast = data.replace(b"(50, 3), }" + b" " * 9, b"(9999999999, 3), }" + b" ")
+    with pytest.raises(InputError, match="and has 600"):
+        open_source(_write_member(tmp_path, vast), [ROW], None)
+
+
+def test_npz_that_becomes_shorter_after_it_was_opened(tmp_path) -> None:
+    np.save(tmp_path / "x.npy", np.zeros((50, 3), np.float32))
+    data = (tmp_path / "x.npy").read_bytes()
+    source = open_source(_write_member(tmp_path, data), [ROW], None)
+    _write_member(tmp_path, data[:-20])
     for wanted in (everything, lambda number: number == 0):
         with pytest.raises(InputError, match="the array ends early"):
             list(source.read(wanted))
