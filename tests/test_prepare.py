@@ -190,7 +190,8 @@ def test_samples_that_the_model_cannot_take(tmp_path) -> None:
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     onnx.save(model, tmp_path / "m.onnx")
-    with pytest.raises(InputError, match=r"cannot be run on the first samples \(ids \(1, 2\) int64\).*look-up") as caught:
+    message = r"cannot be run on the first samples \(ids \(1, 2\) int64\).*look-up"
+    with pytest.raises(InputError, match=message) as caught:
         run(tmp_path / "m.onnx", folder=tmp_path / "out", sample_feeds=[{"ids": np.array([[1, 9]])}])
     assert "vocabulary" in str(caught.value.remedy)
 

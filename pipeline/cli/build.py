@@ -11,6 +11,8 @@ from pipeline.cli.common import console, make_progress, output_options, print_js
 from pipeline.cli.engine_options import engine_options, options_from
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pipeline.artifact import Artifact
     from pipeline.core.progress import Progress
     from pipeline.engine.records import BuildOptions
@@ -176,8 +178,8 @@ def _merge(values: dict[str, Any], flags: dict[str, Any], origin: str) -> dict[s
     return merged
 
 
-def _over(value: Any, given: dict[str, Any]) -> Any:
-    """``given`` laid over the mapping ``value``. What is no mapping stays: the configuration's check complains of it."""
+def _over(value: Any, given: Mapping[Any, Any]) -> Any:
+    """``given`` laid over the mapping ``value``. What is no mapping stays, for the check of the configuration."""
     return {**(value or {}), **given} if value is None or isinstance(value, dict) else value
 
 
