@@ -53,7 +53,9 @@ def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
 @click.option("--calibration-size", "calibration_sizes", callback=_numbers(int), help="Also with so few: 8,16,32.")
 @click.option("--calibration-subsets", type=int, help="Different choices of samples for each size [5].")
 @click.option("--seed", type=int, help="Of noise, subsets and bootstrap [0].")
-@click.option("--workers", type=int, help="Evaluations at a time [one per core].")
+@click.option(
+    "--workers", type=int, help="Evaluations at a time [one per core]; more than one on Ray, where that is installed."
+)
 @click.option("--address", help="A running Ray cluster to spread the evaluations over.")
 @click.option("--input", "inputs", multiple=True, metavar="NAME:SHAPE:DTYPE", help="Example input (repeatable).")
 @click.option("--profile", "profiles", multiple=True, metavar="NAME=MIN,OPT,MAX", help="For --build (repeatable).")

@@ -9,6 +9,7 @@ import numpy as np
 
 from pipeline.compare.figures import AGREEMENT, METRIC, RELATIVE_L2, TOP1
 from pipeline.compare.shifts import CLEAN, Shift
+from pipeline.core.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -97,8 +98,15 @@ _ORDER: Final[tuple[Literal["metric", "top1", "agreement", "relative_l2"], ...]]
 
 
 def chosen_score(measured: Sequence[Measured]) -> Score:
-    """The first of metric, top-1, agreement and output error that every INT8 graph has."""
+    """The first of metric, top-1, agreement and output error that every INT8 graph has.
+
+    Raises:
+        InputError: there is none.
+    """
     for figure in _ORDER:
         if all(figure in item.clean and np.isfinite(item.clean[figure]).all() for item in measured):
             return Score(figure)
-    return Score(RELATIVE_L2)
+    raise InputError(
+        "the outputs of FP32 and INT8 cannot be compared: their shapes depend on the values",
+        remedy="give a --metric that judges the outputs",
+    )

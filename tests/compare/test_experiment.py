@@ -178,6 +178,17 @@ def test_four_workers_give_the_same_table_to_the_bit(
     assert tables(tmp_path) == tables(shifted[1])
 
 
+@pytest.mark.slow
+def test_ray_gives_the_same_table_to_the_bit(given: Path, tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="Ray (extra 'cluster') is not installed")
+    changes = {"calibrators": ("minmax",), "shift_sigma": (0.2,), "shift_draws": 1}
+    run_experiment(config(given, tmp_path / "here", **changes))
+    said = Lines()
+    run_experiment(config(given, tmp_path / "ray", workers=2, **changes), progress=said)
+    assert "Ray: 2 evaluations at a time on 1 machine(s)" in said.lines
+    assert tables(tmp_path / "ray") == tables(tmp_path / "here")
+
+
 def test_one_more_calibrator_measures_only_that_one(given: Path, tmp_path: Path) -> None:
     run_experiment(config(given, tmp_path, calibrators=("minmax",), shift_sigma=(0.1,), shift_draws=1))
     said = Lines()

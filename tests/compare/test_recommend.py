@@ -13,6 +13,7 @@ from pipeline.compare.recommend import recommend
 from pipeline.compare.shifts import CLEAN, Shift
 from pipeline.compare.table import COLUMNS, rows, write_csv, write_parquet
 from pipeline.compare.variants import expand
+from pipeline.core.errors import InputError
 
 SAMPLES = 300
 EASE = np.random.default_rng(0).random(SAMPLES)
@@ -114,6 +115,13 @@ def test_a_metric_comes_first_and_nan_figures_do_not_count() -> None:
     other = Measured(label="b", graph="b")
     other.add(CLEAN, {"agreement": np.full(SAMPLES, np.nan), "relative_l2": np.ones(SAMPLES)})
     assert chosen_score([other]).figure == "relative_l2"
+
+
+def test_outputs_that_cannot_be_compared_need_a_metric() -> None:
+    item = Measured(label="a", graph="a")
+    item.add(CLEAN, {"agreement": np.full(SAMPLES, np.nan), "relative_l2": np.full(SAMPLES, np.nan)})
+    with pytest.raises(InputError, match="the outputs of FP32 and INT8 cannot be compared"):
+        chosen_score([item])
 
 
 def table() -> list[dict[str, object]]:
