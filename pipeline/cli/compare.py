@@ -58,7 +58,7 @@ def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
 )
 @click.option("--address", help="A running Ray cluster to spread the evaluations over.")
 @click.option("--input", "inputs", multiple=True, metavar="NAME:SHAPE:DTYPE", help="Example input (repeatable).")
-@click.option("--profile", "profiles", multiple=True, metavar="NAME=MIN,OPT,MAX", help="For --build (repeatable).")
+@click.option("--profile", "profiles", multiple=True, metavar="NAME=MIN,OPT,MAX", help="Dynamic shapes (repeatable).")
 @click.option("--opset", type=int, help="ONNX opset of the export [17].")
 @click.option("--samples", type=int, help="Samples to calibrate on [128]; others are held aside to compare on.")
 @click.option("--verify-samples", type=int, help="Held-aside samples to compare on [64, or all that are labelled].")

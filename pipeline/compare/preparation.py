@@ -216,6 +216,8 @@ class Preparation:
 
     def candidates(self, variants: Iterable[Variant]) -> list[Candidate]:
         """One INT8 graph per variant, from the experiment's calibration samples."""
+        variants = tuple(variants)
+        self._note_static_batch(variants)
         found = [self._candidate(variant, self.calibrated, len(self.split.calibration), None) for variant in variants]
         first: dict[str, str] = {}
         for candidate in found:
@@ -224,6 +226,16 @@ class Preparation:
             if same != label:
                 self.progress.note(f"{label} gives the same graph as {same}: evaluated once")
         return found
+
+    def _note_static_batch(self, variants: Iterable[Variant]) -> None:
+        from pipeline.data import static_batch
+
+        size = static_batch(self.exported.result.inputs)
+        if size is not None and any(variant.calibrator.startswith("ema") for variant in variants):
+            self.progress.note(
+                f"the model's batch is static: a step of the moving averages is {size} sample(s); "
+                "give --profile for a dynamic batch and --batch-size for the step"
+            )
 
     def subset_candidates(self, variants: Iterable[Variant]) -> list[Candidate]:
         """INT8 graphs calibrated on fewer samples: ``calibration_subsets`` random choices of each size, those of one

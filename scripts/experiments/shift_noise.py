@@ -69,7 +69,7 @@ def results(outcome: Outcome) -> str:
         "",
         f"EfficientNet-Lite0 (trained weights), {len(document['data']['calibration_samples'])} photographs calibrate, "
         f"{outcome.samples} others are measured, with their labels. Gaussian noise, in standard deviations of each "
-        f"tensor over the calibration samples, is added to the outputs of the {len(document['activation_layers'])} ReLU6 "
+        f"tensor over the calibration samples, is added to the outputs of {len(document['activation_layers'])} ReLU6 "
         f"layers, in FP32 and INT8 alike: {document['seeds']['shift_draws']} drawings per strength, seed "
         f"{document['seeds']['experiment']}. The Q/DQ graphs are computed by onnxruntime on a CPU without graph "
         f"optimisation; {tools}.",
