@@ -47,6 +47,8 @@ class Plan:
     """Batch before which the rank sleeps for ever."""
     delay_at: int | None = None
     delay_s: float = 0.0
+    signal_at: tuple[int | str, signal.Signals] | None = None
+    """The rank sends itself this signal before a sample, or (``merge``) before it packs its statistics."""
 
 
 @dataclass
@@ -143,6 +145,8 @@ class Disturbed:
         for number, sample in self._source.read(wanted):
             if self._plan.hang_at is not None and number >= self._plan.hang_at:
                 time.sleep(1e6)
+            if self._plan.signal_at is not None and number == self._plan.signal_at[0]:
+                os.kill(os.getpid(), self._plan.signal_at[1])
             if self._plan.delay_at is not None and number >= self._plan.delay_at:
                 self._plan.delay_at = None
                 time.sleep(self._plan.delay_s)
@@ -155,11 +159,15 @@ def rank_main(plan: Plan, out: Path) -> None:
 
     from pipeline.cli.ranks import rank_session
     from pipeline.config import Preprocess
+    from pipeline.consistency import exchange
     from pipeline.consistency.distributed import calibrate_share, check_agreement
     from pipeline.consistency.group import PREPARING
     from pipeline.consistency.opening import open_work
     from pipeline.consistency.wire import digest_statistics
 
+    if plan.signal_at is not None and plan.signal_at[0] == "merge":
+        number = plan.signal_at[1]
+        exchange.pack = lambda *_: os.kill(os.getpid(), number)  # type: ignore[assignment]
     with rank_session(backend="gloo", limit_s=LIMIT_S) as group:
         group.phase("preparing the model", patience=PREPARING)
         with tempfile.TemporaryDirectory() as folder:
@@ -176,12 +184,13 @@ def rank_main(plan: Plan, out: Path) -> None:
 
 def fork(function: Callable[[], None], environment: dict[str, str], log: Path) -> int:
     """Run ``function`` in a child whose output goes to ``log``; its process number."""
+    log.touch()
     pid = os.fork()
     if pid:
         return pid
     code = 1
     try:
-        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        descriptor = os.open(log, os.O_WRONLY)
         os.dup2(descriptor, 1)
         os.dup2(descriptor, 2)
         os.environ.update(environment)
@@ -289,15 +298,16 @@ def make_trial(
     plans = [Plan(model, data) for _ in range(ranks)]
     mine, rank = plans[victim], f"rank {victim}"
     own = [index * BATCH for index in range(IMAGES // BATCH) if index % ranks == victim]
-    if kind in ("kill", "stop"):
-        at = rng.uniform(0.02, healthy_s)
-        number = signal.SIGKILL if kind == "kill" else signal.SIGSTOP
-        words = (
-            ("died|did not come|not answer|cannot be reached",)
-            if kind == "kill"
-            else ("no sign of life|did not come|not answer|cannot be reached",)
-        )
-        return Trial(kind, victim, (rank, *words), plans, (at, number), True, f"rank {victim} after {at:.2f} s")
+    name, _, where = kind.partition("-")
+    if name in ("kill", "stop"):
+        number = signal.SIGKILL if name == "kill" else signal.SIGSTOP
+        words = "died" if name == "kill" else "no sign of life"
+        expected = (rank, f"{words}|did not come|not answer|cannot be reached")
+        if not where:
+            at = rng.uniform(0.02, healthy_s)
+            return Trial(kind, victim, expected, plans, (at, number), True, f"rank {victim} after {at:.2f} s")
+        mine.signal_at = ("merge" if where == "merge" else rng.choice(own), number)
+        return Trial(kind, victim, expected, plans, detail=f"rank {victim} at {mine.signal_at[0]}")
     if kind == "hang":
         mine.hang_at = rng.choice(own)
         return Trial(kind, victim, (rank, "stalls"), plans, detail=f"rank {victim} before sample {mine.hang_at}")
@@ -329,16 +339,20 @@ PRELOADED = (
 
 GOOD = ("ok, named", "ok, right result", "too late")
 
-KINDS = {"kill": 24, "stop": 6, "hang": 6, "delay": 6, "image": 8, "model": 5, "order": 5}
-"""Trials of each kind out of 60."""
+KINDS = {
+    "kill": 12, "kill-batch": 10, "kill-merge": 6, "stop": 5, "stop-merge": 3, "hang": 6, "delay": 6, "image": 6,
+    "model": 4, "order": 4,
+}  # fmt: skip
+"""Shares of the kinds."""
 
 
 @click.command()
 @click.option("--trials", default=60, show_default=True)
+@click.option("--kinds", help="One trial of each of these kinds instead: kill,image,...")
 @click.option("--ranks", default=3, show_default=True)
 @click.option("--seed", default=0, show_default=True)
 @click.option("--json", "json_path", type=click.Path(path_type=Path))
-def main(trials: int, ranks: int, seed: int, json_path: Path | None) -> None:
+def main(trials: int, kinds: str | None, ranks: int, seed: int, json_path: Path | None) -> None:
     """Run the trials and print a line for each kind; exit code 1 when one of them failed."""
     for module in PRELOADED:
         importlib.import_module(module)
@@ -360,8 +374,9 @@ def main(trials: int, ranks: int, seed: int, json_path: Path | None) -> None:
         if together != digest:
             raise click.ClickException(f"{ranks} ranks give {together}, one process gives {digest}")
         click.echo(f"undisturbed: {ranks} ranks give the digest of one process ({digest[:16]}), {healthy_s:.1f} s")
-        kinds = [kind for kind, share in KINDS.items() for _ in range(max(1, round(share * trials / 60)))]
-        for number, kind in enumerate(kinds):
+        whole = sum(KINDS.values())
+        order = [kind for kind, share in KINDS.items() for _ in range(max(1, round(share * trials / whole)))]
+        for number, kind in enumerate(kinds.split(",") if kinds else order):
             folder = root / f"trial{number}"
             folder.mkdir()
             trial = make_trial(kind, ranks, model, data, folder, healthy_s, rng)
@@ -369,7 +384,7 @@ def main(trials: int, ranks: int, seed: int, json_path: Path | None) -> None:
             trial.outcome = judge(trial, codes, folder, digest)
             done.append(trial)
             said = " | ".join(trial.said)
-            line = f"{number + 1:3} {kind:6} {trial.detail:44} {trial.seconds:5.1f} s  {trial.outcome:16} {said}"
+            line = f"{number + 1:3} {kind:10} {trial.detail:40} {trial.seconds:5.1f} s  {trial.outcome:16} {said}"
             click.echo(line.rstrip())
             if trial.outcome not in GOOD:
                 for log in sorted(folder.glob("*.log")):

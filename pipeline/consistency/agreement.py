@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from pipeline.core.errors import CheckFailed
+from pipeline.consistency.verdict import RanksDiffer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +26,7 @@ def agree(
             group; rank 0's answer is added to the message.
 
     Raises:
-        CheckFailed: in rank 0, with every fact on which they disagree and who holds what; the others end with it.
+        RanksDiffer: in rank 0, with every fact on which they disagree and who holds what; the others end with it.
     """
     if group.size == 1:
         return
@@ -39,7 +39,7 @@ def agree(
         if closer:
             lines[number] += f": {closer}"
     if lines and group.rank == 0:
-        raise CheckFailed(
+        raise RanksDiffer(
             "the ranks do not run the same calibration: " + "; ".join(lines),
             remedy="give every rank the same model, data and package versions, and start the run again",
         )

@@ -92,7 +92,7 @@ def check_agreement(group: Group, work: Work, *, model_sha256: str, extra: dict[
         extra: further facts to compare, such as the calibrator.
 
     Raises:
-        CheckFailed: they do not; what differs and in which ranks is named.
+        RanksDiffer: they do not; what differs and in which ranks is named.
     """
     group.phase("comparing model and data with the other ranks", patience=PREPARING)
     facts = {
@@ -148,7 +148,7 @@ def calibrate_ranks(group: Group, work: Work, *, folder: Path, progress: Progres
         folder: for rank 0's file; the other ranks write nothing.
 
     Raises:
-        InputError, CheckFailed, RunEnded: as :func:`calibrate_share`.
+        InputError, RanksDiffer, RunEnded: as :func:`calibrate_share`.
     """
     from calibrators import save_statistics
     from pipeline.artifact import CALIBRATION
@@ -202,7 +202,7 @@ def calibrate_share(group: Group, work: Work, *, progress: Progress = SILENT) ->
             rank.
         ToolError: onnxruntime fails.
         RunEnded: another rank has failed, died or stalled.
-        CheckFailed: a user's callable has yielded other samples in another rank.
+        RanksDiffer: a user's callable has yielded other samples in another rank.
     """
     from pipeline.activations import ActivationPass
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
+from pipeline.consistency.verdict import RanksDiffer
 from pipeline.consistency.wire import digest_statistics, pack, unpack
-from pipeline.core.errors import CheckFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -64,7 +64,7 @@ def merge_ranks(group: Group, own: Mapping[str, TensorStatistics], names: Sequen
         names: the same in every rank and in the same order.
 
     Raises:
-        CheckFailed: the ranks do not hold the same bits afterwards.
+        RanksDiffer: the ranks do not hold the same bits afterwards.
         RunEnded: a rank was lost on the way.
         InputError: two ranks had the same batch.
     """
@@ -91,13 +91,13 @@ def check_same(group: Group, what: str, digest: str) -> None:
     """Every rank holds the same ``digest``.
 
     Raises:
-        CheckFailed: in rank 0, naming the ranks that differ; the others end with it.
+        RanksDiffer: in rank 0, naming the ranks that differ; the others end with it.
     """
     digests = group.gather_text(f"digest/{what}", digest)
     if digests is not None:
         wrong = [rank for rank, other in enumerate(digests) if other != digests[0]]
         if wrong:
-            raise CheckFailed(
+            raise RanksDiffer(
                 f"the {what} of rank {', '.join(map(str, wrong))} differ from those of rank 0 "
                 f"({digests[wrong[0]][:12]} and {digests[0][:12]})",
                 remedy="the exchange between the ranks has damaged data: check the network and the memory",

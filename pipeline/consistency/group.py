@@ -18,7 +18,7 @@ from pipeline.consistency.board import Board, BoardGone, Questions
 from pipeline.consistency.health import Activity, Sentinel, Watcher
 from pipeline.consistency.peers import Peer, here
 from pipeline.consistency.transport import Backend, Transport
-from pipeline.consistency.verdict import RunEnded, Verdict
+from pipeline.consistency.verdict import RanksDiffer, RunEnded, Verdict
 from pipeline.core.errors import QuantizeError
 
 if TYPE_CHECKING:
@@ -150,6 +150,8 @@ class Group:
             text, remedy = error.message, error.remedy
         else:
             text, remedy = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__, None
+        if not isinstance(error, (RanksDiffer, BoardGone)):
+            text = f"rank {self.rank}: {text}"
         if self._board is None:
             self._verdict.end_alone(text, remedy=remedy)
         else:
@@ -299,7 +301,7 @@ class Group:
         while time.monotonic() < until:
             self._verdict.raise_if_ended()
             time.sleep(_LAST_POLL_S)
-        self._verdict.end(otherwise, self.board)
+        self._verdict.end(f"rank {self.rank}: {otherwise}", self.board)
         self._verdict.raise_if_ended()
 
     def _silent_board(self, waited_s: float) -> None:

@@ -26,6 +26,8 @@ __all__ = ["Activity", "Beat", "Sentinel", "Watcher", "judge"]
 
 _TICK_S = 0.25
 _BEAT_S = 1.0
+_FRESH_S = 3 * _BEAT_S
+"""Only who beats can be said to stall; who does not may have ended."""
 _AFTER_SIGTERM_S = 2.0
 """How long a rank that is told to end looks for the reason before it ends without one."""
 _GRACE_S = 5.0
@@ -104,7 +106,7 @@ def judge(peer: Peer, beat: Beat | None, silent_s: float, still_s: float, limit_
     if silent_s > limit_s:
         return f"{peer} has given no sign of life for {silent_s:.0f} s; its last word was: {phase}"
     allowed_s = limit_s * (beat.patience if beat is not None else 1.0)
-    if allowed_s and still_s > allowed_s:
+    if allowed_s and still_s > allowed_s and silent_s < _FRESH_S:
         return f"{peer} stalls: {phase} for {still_s:.0f} s without progress (limit {allowed_s:.0f} s)"
     return None
 

@@ -67,7 +67,7 @@ def check_ranks(
     judged by ``tolerance``.
 
     Raises:
-        CheckFailed, RunEnded, InputError: as :func:`check_agreement` and :func:`calibrate_share` say.
+        RanksDiffer, RunEnded, InputError: as :func:`check_agreement` and :func:`calibrate_share` say.
     """
     work, plan = opened.work, opened.plan
     settings = {f"calibrator parameter {key}": f"{value!r}" for key, value in calibrator.params.items()}

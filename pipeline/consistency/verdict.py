@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.consistency.board import BoardGone
-from pipeline.core.errors import ToolError
+from pipeline.core.errors import CheckFailed, ToolError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pipeline.consistency.board import Board
     from pipeline.consistency.launch import Launch
 
-__all__ = ["RunEnded", "Verdict"]
+__all__ = ["RanksDiffer", "RunEnded", "Verdict"]
 
 _REMEDY = (
     "no partial result was written; start the run again (--rank-timeout sets how long a rank may take for one step)"
@@ -27,6 +27,10 @@ _REMEDY = (
 
 class RunEnded(ToolError):
     """The run over several ranks has ended early, for the reason that the first rank to know it gave."""
+
+
+class RanksDiffer(CheckFailed):
+    """The ranks hold different things; the message says which ranks."""
 
 
 class Verdict:
@@ -49,12 +53,11 @@ class Verdict:
         return self._stands is not None
 
     def end(self, reason: str, board: Board, *, remedy: str | None = None) -> None:
-        """Give the run's reason, unless there is one."""
+        """Give the run's reason, which names the rank it is about, unless there is one."""
         with self._lock:
             if self._stands is not None:
                 return
-            text = reason if "rank" in reason else f"rank {self._launch.rank}: {reason}"
-            mine = {"by": self._launch.rank, "message": text, "remedy": remedy or _REMEDY}
+            mine = {"by": self._launch.rank, "message": reason, "remedy": remedy or _REMEDY}
             written = json.dumps(mine)
             try:
                 stands = board.claim("verdict", written)
@@ -64,7 +67,7 @@ class Verdict:
                 stands, speaks = written, self._first_on_machine()
             self._stands = json.loads(stands)
             if speaks:
-                self._say(f"{text}\n{mine['remedy']}")
+                self._say(f"{reason}\n{mine['remedy']}")
 
     def end_alone(self, reason: str, *, remedy: str | None = None) -> None:
         """Give the reason where the board does not answer. Takes no lock: its holder may be waiting for the board."""

@@ -88,6 +88,24 @@ def float_model() -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
 
 
+def convolutions(seed: int = 0) -> onnx.ModelProto:
+    """Two convolutions of 32 channels with a ReLU between them."""
+    generator = np.random.default_rng(seed)
+    weights = [generator.standard_normal((32, 32, 1, 1)).astype(np.float32) for _ in range(2)]
+    graph = helper.make_graph(
+        [
+            helper.make_node("Conv", ["x", "w0"], ["c"], name="conv"),
+            helper.make_node("Relu", ["c"], ["r"], name="relu"),
+            helper.make_node("Conv", ["r", "w1"], ["y"], name="conv2"),
+        ],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 32, 4, 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 32, 4, 4])],
+        [numpy_helper.from_array(array, f"w{number}") for number, array in enumerate(weights)],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
 def write_artifact(folder: Path, *, x_scale: float = float(X_SCALE), calibrator: str = "entropy") -> Path:
     """An artifact with the graph, its scales, and sample inputs and outputs."""
     folder.mkdir(parents=True)

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from pipeline.artifact import INT8_MODEL
 from pipeline.cli.consistency import command
-from tests.consistency.graphs import float_model, write_artifact
+from tests.consistency.graphs import convolutions, float_model, write_artifact
 
 
 @pytest.fixture(autouse=True)
@@ -88,20 +88,7 @@ def test_wrong_use(arguments: list[str], message: str) -> None:
 
 
 def test_across_batches(tmp_path: Path) -> None:
-    weights = np.random.default_rng(0).standard_normal((32, 32, 1, 1)).astype(np.float32)
-    graph = onnx.helper.make_graph(
-        [
-            onnx.helper.make_node("Conv", ["x", "w"], ["c"], name="conv"),
-            onnx.helper.make_node("Relu", ["c"], ["r"], name="relu"),
-            onnx.helper.make_node("Conv", ["r", "w"], ["y"], name="conv2"),
-        ],
-        "g",
-        [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["N", 32, 4, 4])],
-        [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["N", 32, 4, 4])],
-        [onnx.numpy_helper.from_array(weights, "w")],
-    )
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9)
-    onnx.save(model, tmp_path / "m.onnx")
+    onnx.save(convolutions(), tmp_path / "m.onnx")
     data = np.random.default_rng(1).standard_normal((20, 32, 4, 4)).astype(np.float32)
     np.save(tmp_path / "x.npy", data * np.linspace(1, 3, 20)[:, None, None, None].astype(np.float32))
     result = run(

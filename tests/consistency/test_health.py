@@ -18,6 +18,7 @@ PEER = Peer(rank=2, host="node-b", pid=4711, started="1", machine="", device="x"
     [
         (0.5, 0.5, None),
         (24.9, 24.9, None),
+        (24.9, 90.0, None),  # silent: dead or stopped, which is for the limit to say
         (26.0, 3.0, "rank 2 (process 4711 on node-b) has given no sign of life for 26 s; its last word was: batch 7"),
         (1.0, 31.0, "rank 2 (process 4711 on node-b) stalls: batch 7 for 31 s without progress (limit 25 s)"),
     ],
