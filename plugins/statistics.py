@@ -1,0 +1,404 @@
+"""Statistics of activations on a CUDA device: what ``statistics.cu`` does, seen from Python.
+
+The activations stay on the device. A batch costs two launches for all its tensors and one small record per tensor that
+comes back; the histograms come back when they are asked for. The result is that of the CPU, bit for bit, for the same
+activations.
+
+Everything is queued on one stream without waiting for it. A float model that runs on the same stream (onnxruntime's
+CUDA provider with ``user_compute_stream``, TensorRT's ``execute_async_v3``) may then start on the next batch at once,
+even into the same buffers: the stream keeps the order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from calibrators.statistics import BINS, MIN_EXPONENT, PERCENTILES, TensorStatistics
+from pipeline.core.errors import InputError, ToolError
+from pipeline.core.lazy import require
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+__all__ = ["RECORD", "SOURCE", "DeviceArray", "GpuStatistics", "Tuning", "cut", "macros", "to_statistics"]
+
+SOURCE: Final = Path(__file__).with_name("statistics.cu")
+
+SEGMENT: Final = np.dtype([("tensor", "<i4"), ("reserved", "<u4"), ("first", "<u8"), ("count", "<u8")])
+"""A piece of one tensor that one thread block bins."""
+PARTIAL_BYTES: Final = 24
+RECORD: Final = np.dtype(
+    [
+        ("binade", "<i4"),
+        ("low", "<i4"),
+        ("high", "<i4"),
+        ("reserved", "<i4"),
+        ("elements", "<u8"),
+        ("zeros", "<u8"),
+        ("nans", "<u8"),
+        ("infs", "<u8"),
+        ("percentiles", "<f8", (len(PERCENTILES),)),
+    ]
+)
+"""One tensor in one batch; ``low`` and ``high`` are ordered keys of the finite extremes (low > high: none)."""
+
+_HISTORY: Final = 256  # batches whose records are kept on the device before they are fetched
+_HALVES: Final = {"float32": 0, "float16": 1}
+_MOST_ELEMENTS: Final = 1 << 32  # a segment's counters have 32 bits
+
+
+@dataclass(frozen=True)
+class DeviceArray:
+    """An activation on the device: ``elements`` values of ``dtype`` (float32 or float16), one after the other."""
+
+    pointer: int
+    elements: int
+    dtype: str = "float32"
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """How the sweep is laid out; the result does not depend on it."""
+
+    threads: int = 512
+    """Per block, a power of two."""
+    per_thread: int = 16
+    """Elements that a thread holds at a time: 8 or 16."""
+    lanes: int = 2
+    """Partial histograms in shared memory: neighbouring threads use different ones."""
+    blocks_per_sm: int = 2
+
+    @property
+    def tile(self) -> int:
+        return self.threads * self.per_thread
+
+    @property
+    def sweep_bytes(self) -> int:
+        return 4 * self.lanes * BINS
+
+    @property
+    def finish_bytes(self) -> int:
+        return 8 * (BINS + self.threads + 1)
+
+
+def macros(tuning: Tuning) -> dict[str, int]:
+    """The definitions that ``statistics.cu`` is compiled with."""
+    return {
+        "THREADS": tuning.threads,
+        "PER_THREAD": tuning.per_thread,
+        "LANES": tuning.lanes,
+        "BLOCKS_PER_SM": tuning.blocks_per_sm,
+        "BINS": BINS,
+        "LOG2_BINS": BINS.bit_length() - 1,
+        "PERCENTILES": len(PERCENTILES),
+        "MIN_EXPONENT": MIN_EXPONENT,
+    }
+
+
+def cut(sizes: Sequence[int], blocks: int, tile: int) -> tuple[NDArray[Any], NDArray[np.int32], NDArray[np.int32]]:
+    """Deal the tiles of all tensors, one after the other, out to ``blocks`` thread blocks as evenly as they go.
+
+    Args:
+        sizes: elements of each tensor; 0 is allowed.
+
+    Returns:
+        The segments (:data:`SEGMENT`), those of one tensor in a row; the first segment of each block (blocks + 1,); the
+        first segment of each tensor (tensors + 1,).
+    """
+    tiles = np.array([-(-size // tile) for size in sizes], np.int64)
+    ends = np.cumsum(tiles)
+    total = int(ends[-1]) if len(sizes) else 0
+    segments: list[tuple[int, int, int, int]] = []
+    of_block = np.zeros(blocks + 1, np.int32)
+    of_tensor = np.zeros(len(sizes) + 1, np.int32)
+    tensor = 0
+    for block in range(blocks):
+        at, stop = block * total // blocks, (block + 1) * total // blocks
+        while at < stop:
+            while at >= ends[tensor]:
+                tensor += 1
+                of_tensor[tensor] = len(segments)
+            first = (at - int(ends[tensor] - tiles[tensor])) * tile
+            taken = min(stop, int(ends[tensor])) - at
+            segments.append((tensor, 0, first, min(taken * tile, sizes[tensor] - first)))
+            at += taken
+        of_block[block + 1] = len(segments)
+    of_tensor[tensor + 1 :] = len(segments)
+    return np.array(segments, SEGMENT), of_block, of_tensor
+
+
+def to_statistics(
+    bins: NDArray[np.int64], binade: int, records: NDArray[Any], batch_index: NDArray[np.int64]
+) -> TensorStatistics:
+    """One tensor's statistic from its running histogram and the records of its batches, in the order of the batches."""
+    result = TensorStatistics(bins.astype(np.int64), binade + MIN_EXPONENT)
+    for field in ("elements", "zeros", "nans", "infs"):
+        setattr(result, field, int(records[field].sum()))
+    seen = records["low"] <= records["high"]
+    if seen.any():
+        records, batch_index = records[seen], batch_index[seen]
+        lows, highs = _floats(records["low"]), _floats(records["high"])
+        result.minimum, result.maximum = float(lows.min()), float(highs.max())
+        order = np.argsort(batch_index, kind="stable")
+        result.batch_index = batch_index[order]
+        result.batch_amax = np.maximum(np.abs(lows), np.abs(highs))[order]
+        result.batch_percentiles = records["percentiles"][order].copy()
+    return result
+
+
+def _floats(keys: NDArray[np.int32]) -> NDArray[np.float32]:
+    """float32 values of ordered keys; -0.0 becomes 0.0."""
+    bits = np.where(keys < 0, keys ^ np.int32(0x7FFFFFFF), keys).astype(np.int32)
+    values: NDArray[np.float32] = bits.view(np.float32) + np.float32(0.0)
+    return values
+
+
+class GpuStatistics:
+    """Running statistics of ``tensors`` on the device.
+
+    Makes the device's primary context current for the life of the object (the context that onnxruntime and TensorRT use
+    as well). Methods are called from one thread.
+
+    Args:
+        tensors: names, in the order in which :meth:`update` gets the arrays.
+        stream: ``pycuda.driver.Stream``; None: a new one, see :attr:`stream`.
+        skip_nonfinite: leave a batch out of the histograms when one of its tensors holds NaN or infinity.
+        device: its number.
+
+    Raises:
+        InputError: PyCUDA is not installed.
+        ToolError: no device, no nvcc, or the kernels do not compile.
+    """
+
+    def __init__(
+        self,
+        tensors: Sequence[str],
+        *,
+        stream: Any = None,
+        skip_nonfinite: bool = False,
+        device: int = 0,
+        tuning: Tuning | None = None,
+    ) -> None:
+        self.tensors = tuple(tensors)
+        self.tuning = tuning or Tuning()
+        self._cuda = require("pycuda.driver", extra="gpu", purpose="calibration on a CUDA device")
+        try:
+            self._cuda.init()
+            self._device = self._cuda.Device(device)
+            self._context = self._device.retain_primary_context()
+        except self._cuda.Error as error:
+            raise ToolError(
+                f"no CUDA device {device} can be used: {error}", remedy="calibrate with --device cpu"
+            ) from error
+        self._context.push()
+        try:
+            self._prepare(stream, skip_nonfinite)
+        except BaseException:
+            self._context.pop()
+            raise
+
+    def _prepare(self, stream: Any, skip_nonfinite: bool) -> None:
+        cuda, tuning = self._cuda, self.tuning
+        module = self._compile()
+        self._sweep, self._finish = module.get_function("sweep"), module.get_function("finish")
+        shared = cuda.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES
+        self._sweep.set_attribute(shared, tuning.sweep_bytes)
+        self._finish.set_attribute(shared, tuning.finish_bytes)
+        self.blocks = self._device.MULTIPROCESSOR_COUNT * tuning.blocks_per_sm
+        self.stream = stream or cuda.Stream()
+        count = len(self.tensors)
+        self._skip = np.int32(skip_nonfinite)
+        self._running = self._zeroed(8 * BINS * count)
+        self._binades = self._zeroed(4 * count)
+        self._records = cuda.mem_alloc(max(RECORD.itemsize * _HISTORY * count, 1))
+        self._nonfinite = self._zeroed(4)
+        self._wanted = cuda.to_device(np.array(PERCENTILES, np.float64))
+        self._layouts: dict[tuple[int, ...], _Layout] = {}
+        self._arguments: tuple[DeviceArray, ...] = ()
+        self._pointers, self._halves = cuda.mem_alloc(max(8 * count, 8)), cuda.mem_alloc(max(4 * count, 4))
+        self._seen: set[int] = set()
+        self._pending: list[int] = []
+        self._history: list[tuple[int, NDArray[Any]]] = []
+
+    def _zeroed(self, size: int) -> Any:
+        memory = self._cuda.mem_alloc(max(size, 4))
+        self._cuda.memset_d8(memory, 0, max(size, 4))
+        return memory
+
+    def _compile(self) -> Any:
+        compiler = require("pycuda.compiler", extra="gpu", purpose="calibration on a CUDA device")
+        options = ["-O3", *(f"-D{name}={value}" for name, value in macros(self.tuning).items())]
+        try:
+            return compiler.SourceModule(SOURCE.read_text(), options=options, no_extern_c=True)
+        except (self._cuda.CompileError, OSError) as error:
+            raise ToolError(
+                f"{SOURCE.name} cannot be compiled: {error}", remedy="nvcc of the CUDA toolkit must be on PATH"
+            ) from error
+
+    def update(self, arrays: Sequence[DeviceArray], batch_index: int) -> None:
+        """Queue one batch; returns before the device is done.
+
+        The arrays must stay in place until the stream has passed; later work on the same stream may overwrite them.
+
+        Args:
+            arrays: one for each of :attr:`tensors`.
+            batch_index: the batch's index in the whole data set, not given before.
+
+        Raises:
+            InputError: a negative or repeated index, an array of another type, or one too large.
+        """
+        self._check(arrays, batch_index)
+        if len(self._pending) == _HISTORY:
+            self._fetch()
+        cuda, stream, count = self._cuda, self.stream, len(self.tensors)
+        layout = self._layout(tuple(array.elements for array in arrays))
+        self._bind(tuple(arrays))
+        cuda.memset_d8_async(self._nonfinite, 0, 4, stream)
+        threads = (self.tuning.threads, 1, 1)
+        if layout.segments:
+            self._sweep(
+                layout.table,
+                layout.of_block,
+                self._pointers,
+                self._halves,
+                layout.partials,
+                layout.scratch,
+                self._nonfinite,
+                block=threads,
+                grid=(self.blocks, 1),
+                shared=self.tuning.sweep_bytes,
+                stream=stream,
+            )
+        record = np.intp(int(self._records) + RECORD.itemsize * count * len(self._pending))
+        self._finish(
+            layout.of_tensor,
+            layout.partials,
+            layout.scratch,
+            self._wanted,
+            record,
+            self._running,
+            self._binades,
+            self._nonfinite,
+            self._skip,
+            block=threads,
+            grid=(max(count, 1), 1),
+            shared=self.tuning.finish_bytes,
+            stream=stream,
+        )
+        self._pending.append(batch_index)
+        self._seen.add(batch_index)
+
+    def _check(self, arrays: Sequence[DeviceArray], batch_index: int) -> None:
+        if batch_index < 0:
+            raise InputError(f"batch index {batch_index} is negative; batches are numbered from 0 over the whole data")
+        if batch_index in self._seen:
+            raise InputError(f"batch {batch_index} comes twice; its samples would count twice")
+        if len(arrays) != len(self.tensors):
+            raise InputError(
+                f"batch {batch_index} has {len(arrays)} arrays, {len(self.tensors)} tensors are calibrated"
+            )
+        for name, array in zip(self.tensors, arrays, strict=True):
+            if array.dtype not in _HALVES:
+                raise InputError(
+                    f"tensor {name!r} is {array.dtype}; on a CUDA device float32 and float16 are calibrated",
+                    remedy="calibrate with --device cpu",
+                )
+            if array.elements >= _MOST_ELEMENTS:
+                raise InputError(
+                    f"tensor {name!r} has {array.elements} values in batch {batch_index}, 2**32 - 1 are the most",
+                    remedy="use a smaller --batch-size",
+                )
+
+    def _layout(self, sizes: tuple[int, ...]) -> _Layout:
+        if sizes not in self._layouts:
+            segments, of_block, of_tensor = cut(sizes, self.blocks, self.tuning.tile)
+            to_device = self._cuda.to_device
+            self._layouts[sizes] = _Layout(
+                len(segments),
+                to_device(segments if len(segments) else np.zeros(1, SEGMENT)),
+                to_device(of_block),
+                to_device(of_tensor),
+                self._cuda.mem_alloc(PARTIAL_BYTES * max(len(segments), 1)),
+                self._cuda.mem_alloc(4 * BINS * max(len(segments), 1)),
+            )
+        return self._layouts[sizes]
+
+    def _bind(self, arrays: tuple[DeviceArray, ...]) -> None:
+        """Upload where the arrays lie, if that has changed. Pageable memory is copied before the call returns."""
+        if arrays == self._arguments:
+            return
+        self._cuda.memcpy_htod_async(self._pointers, np.array([a.pointer for a in arrays], np.uint64), self.stream)
+        self._cuda.memcpy_htod_async(self._halves, np.array([_HALVES[a.dtype] for a in arrays], np.int32), self.stream)
+        self._arguments = arrays
+
+    def _fetch(self) -> None:
+        """Bring the records of the queued batches to the host; waits for the stream."""
+        records = np.zeros((len(self._pending), len(self.tensors)), RECORD)
+        if records.size:
+            self._cuda.memcpy_dtoh_async(records, self._records, self.stream)
+        self.stream.synchronize()
+        self._history += zip(self._pending, records, strict=True)
+        self._pending = []
+
+    def nonfinite(self) -> list[tuple[int, str, int, int]]:
+        """(batch, tensor, NaNs, infinities) of each batch that has such values, and its first tensor with them.
+
+        Waits for the stream.
+        """
+        self._fetch()
+        found = []
+        for index, records in self._history:
+            bad = np.flatnonzero(records["nans"] + records["infs"])
+            if bad.size:
+                record = records[bad[0]]
+                found.append((index, self.tensors[bad[0]], int(record["nans"]), int(record["infs"])))
+        return sorted(found)
+
+    def collect(self) -> dict[str, TensorStatistics]:
+        """The statistics of all batches so far; more may follow. Waits for the stream."""
+        self._fetch()
+        count = len(self.tensors)
+        bins, binades = np.zeros((count, BINS), np.int64), np.zeros(count, np.int32)
+        if count:
+            self._cuda.memcpy_dtoh(bins, self._running)
+            self._cuda.memcpy_dtoh(binades, self._binades)
+        kept = [(index, records) for index, records in self._history if not (self._skip and _has_nonfinite(records))]
+        batch_index = np.array([index for index, _ in kept], np.int64)
+        table = np.stack([records for _, records in kept]) if kept else np.zeros((0, count), RECORD)
+        return {
+            name: to_statistics(bins[k], int(binades[k]), table[:, k], batch_index)
+            for k, name in enumerate(self.tensors)
+        }
+
+    def close(self) -> None:
+        """Give the context back. The object is of no use afterwards."""
+        self.stream.synchronize()
+        self._context.pop()
+
+    def __enter__(self) -> GpuStatistics:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _has_nonfinite(records: NDArray[Any]) -> bool:
+    return bool((records["nans"] + records["infs"]).any())
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """How batches of certain sizes are cut, on the device."""
+
+    segments: int
+    table: Any
+    of_block: Any
+    of_tensor: Any
+    partials: Any
+    scratch: Any

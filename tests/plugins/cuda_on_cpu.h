@@ -1,0 +1,74 @@
+// Enough of CUDA to run statistics.cu on a CPU: one std::thread per CUDA thread, the blocks one after the other.
+#include <algorithm>
+#include <atomic>
+#include <barrier>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+using std::max;
+using std::min;
+
+struct Dim { unsigned x; };
+struct int4 { int x, y, z, w; };
+struct uint4 { unsigned x, y, z, w; };
+
+static thread_local Dim threadIdx, blockIdx;
+static std::barrier<> all_threads(THREADS);
+static std::atomic<int> any_of_them;
+static std::vector<unsigned long long> dynamic_shared;
+
+#define __global__
+#define __device__
+#define __shared__ static
+#define __launch_bounds__(...)
+#define DYNAMIC_SHARED(type, name) type* name = reinterpret_cast<type*>(dynamic_shared.data())
+
+static float half_to_float(unsigned short bits) {
+    _Float16 value;
+    std::memcpy(&value, &bits, 2);
+    return static_cast<float>(value);
+}
+#define HALF_TO_FLOAT(bits) half_to_float(bits)
+
+static void __syncthreads() { all_threads.arrive_and_wait(); }
+
+static int __syncthreads_or(int own) {
+    if (own) any_of_them = 1;
+    all_threads.arrive_and_wait();
+    const int result = any_of_them;
+    all_threads.arrive_and_wait();
+    if (threadIdx.x == 0) any_of_them = 0;
+    all_threads.arrive_and_wait();
+    return result;
+}
+
+template <typename T, typename U> static void atomicAdd(T* at, U value) { __atomic_fetch_add(at, T(value), __ATOMIC_RELAXED); }
+static void atomicOr(int* at, int value) { __atomic_fetch_or(at, value, __ATOMIC_RELAXED); }
+
+template <typename Better> static void replace(int* at, int value, Better better) {
+    int found = __atomic_load_n(at, __ATOMIC_RELAXED);
+    while (better(value, found) && !__atomic_compare_exchange_n(at, &found, value, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {}
+}
+static void atomicMax(int* at, int value) { replace(at, value, [](int a, int b) { return a > b; }); }
+static void atomicMin(int* at, int value) { replace(at, value, [](int a, int b) { return a < b; }); }
+
+static int __float_as_int(float value) { int bits; std::memcpy(&bits, &value, 4); return bits; }
+static float __int_as_float(int bits) { float value; std::memcpy(&value, &bits, 4); return value; }
+static float __fmul_rn(float a, float b) { return a * b; }
+static double __dmul_rn(double a, double b) { return a * b; }
+static double __dadd_rn(double a, double b) { return a + b; }
+static double __dsub_rn(double a, double b) { return a - b; }
+static double __ddiv_rn(double a, double b) { return a / b; }
+
+template <typename Kernel> static void launch(unsigned blocks, unsigned shared_bytes, Kernel kernel) {
+    dynamic_shared.assign((shared_bytes + 7) / 8, 0xDEADBEEFDEADBEEFull);
+    for (unsigned block = 0; block < blocks; block++) {
+        std::vector<std::thread> threads;
+        for (unsigned thread = 0; thread < THREADS; thread++)
+            threads.emplace_back([=] { threadIdx.x = thread, blockIdx.x = block, kernel(); });
+        for (auto& thread : threads) thread.join();
+    }
+}
