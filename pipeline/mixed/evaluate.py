@@ -1,0 +1,168 @@
+"""Measuring candidates on a set of samples, each only once, also across a kill.
+
+Only the graph's outputs are compared. The FP32 outputs are computed once per set and kept; where inputs and outputs are
+too large to keep, both are read and computed again each time.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from pipeline.core.errors import CheckFailed, InputError
+from pipeline.core.files import write_json
+from pipeline.errors.capture import OrtReading
+from pipeline.errors.outputs import TopOne, class_scores
+from pipeline.errors.streaming import compared
+from pipeline.mixed.target import Figures
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from pathlib import Path
+
+    from pipeline.data.batching import Batch
+    from pipeline.errors.capture import Arrays
+    from pipeline.mixed.candidate import Candidate, Network
+
+__all__ = ["Evaluator", "Memory"]
+
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+
+_KEPT_BYTES = 512 << 20
+_LARGEST_SQNR_DB = 200.0
+
+
+class Memory:
+    """Figures by key in a JSON file, written after each: a killed search goes on where it stopped."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._found: dict[str, dict[str, Any]] = {}
+        if path.is_file():
+            try:
+                self._found = json.loads(path.read_text())
+            except ValueError as error:
+                raise InputError(f"{path} is damaged: {error}", remedy="delete it; the search starts anew") from error
+
+    def get(self, key: str) -> Figures | None:
+        found = self._found.get(key)
+        return None if found is None else Figures.model_validate(found)
+
+    def put(self, key: str, figures: Figures) -> None:
+        self._found[key] = figures.model_dump(mode="json")
+        write_json(self._path, self._found)
+
+
+class Evaluator:
+    """Measures candidates of one network on one set of samples.
+
+    Args:
+        name: of the set; part of the memory's keys.
+        read: a new pass over the samples.
+        labels: sample number to class, for top-1.
+
+    Raises:
+        InputError: there are no samples.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        network: Network,
+        read: Callable[[], Iterable[Batch]],
+        memory: Memory,
+        labels: Mapping[int, int] | None = None,
+    ) -> None:
+        self.name = name
+        self.network = network
+        self.labels = labels
+        self.memory = memory
+        self.outputs = list(network.fp32.outputs)
+        self._reference = OrtReading(
+            network.fp32.proto,
+            self.outputs,
+            label="the FP32 graph",
+            optimise=True,
+            external_data_dir=network.fp32.folder,
+        )
+        self._read = read
+        self._batches: list[Batch] | None = []
+        self._wanted: list[Arrays] | None = []
+        self.samples = 0
+        size = 0
+        for batch in read():
+            values = self._reference(batch)
+            self.samples += len(batch.samples)
+            size += sum(array.nbytes for array in (*batch.feeds.values(), *values.values()))
+            if size > _KEPT_BYTES:
+                self._batches = self._wanted = None
+            if self._batches is not None and self._wanted is not None:
+                self._batches.append(batch)
+                self._wanted.append(values)
+        if not self.samples:
+            raise InputError(f"no samples in the {name} set of the mixed-precision search", remedy="give more data")
+
+    def pairs(self) -> Iterator[tuple[Batch, Arrays]]:
+        """Every batch with the FP32 outputs."""
+        if self._batches is not None and self._wanted is not None:
+            yield from zip(self._batches, self._wanted, strict=True)
+            return
+        for batch in self._read():
+            yield batch, self._reference(batch)
+
+    def measure(self, candidate: Candidate) -> Figures:
+        """Figures of ``candidate``.
+
+        Raises:
+            InputError: labels that do not fit.
+            CheckFailed: a NaN or infinity in an output.
+        """
+        key = f"{self.name}:{candidate.key}"
+        known = self.memory.get(key)
+        if known is not None:
+            return known
+        figures = self._measured(candidate)
+        self.memory.put(key, figures)
+        return figures
+
+    def _measured(self, candidate: Candidate) -> Figures:
+        reading = OrtReading(self.network.graph(candidate), self.outputs, label="the INT8 graph", optimise=False)
+        signal, noise = dict.fromkeys(self.outputs, 0.0), dict.fromkeys(self.outputs, 0.0)
+        agreed: list[float] = []
+        top = TopOne(self.labels, self.outputs) if self.labels is not None else None
+        judged: str | None = None
+        for batch, wanted in self.pairs():
+            found = reading(batch)
+            for name in self.outputs:
+                if wanted[name].shape != found[name].shape or wanted[name].dtype.kind != "f":
+                    continue  # depends on the data, such as a list of boxes, or counts: no distance to measure
+                sums = compared(name, wanted[name], found[name], batch.samples)
+                signal[name] += float(sums.reference_square.sum())
+                noise[name] += float(sums.difference_square.sum())
+                scores = class_scores(wanted[name], len(batch.samples))
+                if scores is not None and judged in (None, name):
+                    judged = name
+                    other = class_scores(found[name], len(batch.samples))
+                    if other is not None:
+                        agreed.extend((scores.argmax(axis=2) == other.argmax(axis=2)).mean(axis=1).tolist())
+            if top is not None:
+                top.add(batch.samples, wanted, found)
+        if not any(signal.values()):
+            raise CheckFailed(
+                f"no output of the network can be compared: {', '.join(map(repr, self.outputs))}",
+                remedy="a search needs an output of floating-point values whose shape does not depend on the data",
+            )
+        ratios = [_decibels(signal[name], noise[name]) for name in self.outputs if signal[name] > 0]
+        return Figures(
+            sqnr_db=min(ratios),
+            agreement=float(np.mean(agreed)) if len(agreed) == self.samples else None,
+            top1=top.other if top else None,
+            top1_fp32=top.reference if top else None,
+            samples=self.samples,
+        )
+
+
+def _decibels(signal: float, noise: float) -> float:
+    return min(_LARGEST_SQNR_DB, 10.0 * float(np.log10(signal / noise))) if noise > 0 else _LARGEST_SQNR_DB

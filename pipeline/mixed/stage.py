@@ -1,0 +1,326 @@
+"""The mixed-precision stage: search once, build any of the points that were measured.
+
+:func:`run` searches and writes ``pareto.json``, ``pareto.png``, ``repairs.npz``; :func:`choose` quantises the network
+as one of its points says. ``evaluations.json`` holds every measurement, so that a killed search goes on from there.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pipeline.artifact import SCALES
+from pipeline.core.errors import InputError
+from pipeline.core.files import atomic_file, write_bytes, write_json
+from pipeline.core.progress import SILENT, Progress
+from pipeline.errors.graphs import MOVEMENT
+from pipeline.mixed.candidate import Candidate, Network
+from pipeline.mixed.cost import node_costs
+from pipeline.mixed.evaluate import Evaluator, Memory
+from pipeline.mixed.pareto import Point, pareto_plot, pareto_points
+from pipeline.mixed.repairing import RepairRecord, find_repairs
+from pipeline.mixed.repairs import Repairs, statistic_key
+from pipeline.mixed.search import Checked, Sensitivity, make_units, search, sensitivities
+from pipeline.mixed.target import Target
+from pipeline.records import StageResult
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from calibrators import Calibrator, TensorStatistics
+    from pipeline.config import PlacementConfig
+    from pipeline.data.batching import Batch
+    from pipeline.placement.plan import PlacementPlan
+    from pipeline.quantize import QuantizeResult
+
+__all__ = ["EVALUATIONS", "PARETO_JSON", "PARETO_PNG", "REPAIRS", "MixedResult", "choose", "run"]
+
+PARETO_JSON = "pareto.json"
+PARETO_PNG = "pareto.png"
+REPAIRS = "repairs.npz"
+EVALUATIONS = "evaluations.json"
+
+
+class MixedResult(StageResult):
+    """What the search found. Files: ``pareto.json``, ``pareto.png``, ``repairs.npz``, ``evaluations.json``."""
+
+    target: Target
+    reached: bool
+    """False: no mix meets the target; the point taken comes nearest."""
+    taken: int
+    """Number of the point to build unless another is asked for."""
+    unit: str
+    """Of the points' costs: ``MACs`` or ``ms``."""
+    points: tuple[Point, ...]
+    repairs: tuple[RepairRecord, ...]
+    sensitivities: tuple[Sensitivity, ...]
+    search_samples: int
+    check_samples: int
+
+    def point(self, number: int | None = None) -> Point:
+        """Point ``number`` of the table; None: the one taken.
+
+        Raises:
+            InputError: there is no such point.
+        """
+        number = self.taken if number is None else number
+        if not 0 <= number < len(self.points):
+            raise InputError(
+                f"--choose {number}: the table has the points 0 to {len(self.points) - 1}",
+                remedy=f"look them up in {PARETO_JSON}",
+            )
+        return self.points[number]
+
+    def placement(self, config: PlacementConfig, number: int | None = None) -> PlacementConfig:
+        """The placement configuration that builds a point."""
+        restored = self.point(number).restored
+        return config.model_copy(update={"exclude": (*config.exclude, *restored)})
+
+    def sentence(self) -> str:
+        """What came out, in one line."""
+        point = self.point()
+        figure = self.target.describe(point.figures)
+        share = f"{100 * point.int8_share:.1f} % of the multiply-accumulates in INT8"
+        kept = sum(record.kept for record in self.repairs) if point.repaired else 0
+        how = f"{len(point.restored)} nodes back in float, {kept} repairs"
+        if self.reached:
+            return f"{figure} ({self.target}): {how}, {share}"
+        return f"{self.target} is not reached by any mix; the nearest has {figure}: {how}, {share}"
+
+
+def run(
+    model: Path,
+    statistics: Mapping[str, TensorStatistics],
+    calibrator: Calibrator,
+    *,
+    folder: Path,
+    config: PlacementConfig,
+    target: Target,
+    searched: Callable[[], Iterable[Batch]],
+    checked: Callable[[], Iterable[Batch]],
+    labels: Mapping[int, int] | None = None,
+    times: Mapping[str, tuple[float, float]] | None = None,
+    progress: Progress = SILENT,
+) -> MixedResult:
+    """Search for the fastest network that meets ``target``.
+
+    Args:
+        model: the prepared float model.
+        config: placement to start from; its ``exclude`` stays in float in every point.
+        searched: a new pass over the small search set (calibration samples will do).
+        checked: a new pass over the samples on which points are judged.
+        labels: sample number to class, of the check set; needed for a target in top-1.
+        times: node to its measured time in INT8 and in float, in ms; None: multiply-accumulates stand for time.
+
+    Raises:
+        InputError: a model that came with Q/DQ nodes, nothing to quantise, no samples, labels that do not fit, or a
+            target about a figure that the network does not have.
+        CheckFailed: a NaN or infinity in an output.
+    """
+    network = Network(model, config, statistics, calibrator)
+    base = Candidate()
+    plan = network.plan(base)
+    if plan.prequantized:
+        raise InputError(
+            "the model came with Q/DQ nodes, whose placement is left as it is", remedy="search on the float model"
+        )
+    if not plan.quantized_nodes:
+        raise InputError("nothing in this model is quantised, so there is nothing to search")
+    memory = Memory(folder / EVALUATIONS)
+    with progress.task("running the float model", total=None, unit="sets") as task:
+        checking = Evaluator("check", network, checked, memory, labels)
+        task.advance()
+        searching = Evaluator("search", network, searched, memory)
+        task.advance()
+    costs = node_costs(network.fp32, next(iter(searching.pairs()))[0], times)
+    every = [Checked(base, checking.measure(base))]
+    best, reached = every[0], target.met(every[0].figures)
+    progress.note(f"all in INT8: {target.describe(best.figures)}, target: {target}")
+    repairs = Repairs()
+    records: tuple[RepairRecord, ...] = ()
+    sensitive: list[Sensitivity] = []
+    if not reached:
+        with progress.task("trying repairs", total=None, unit="repairs") as task:
+            repairs, records = find_repairs(network, searching, task)
+        repaired = Candidate(repairs=repairs)
+        if repaired.key != base.key:
+            every.append(Checked(repaired, checking.measure(repaired)))
+            best, reached = every[-1], target.met(every[-1].figures)
+            kept = sum(record.kept for record in records)
+            progress.note(f"with {kept} of {len(records)} repairs: {target.describe(best.figures)}")
+    if not reached:
+        units = make_units(_movable(network, plan), costs)
+        with progress.task("measuring sensitivities", total=len(units), unit="layers") as task:
+            sensitive = sensitivities(units, Candidate(repairs=repairs), searching, task)
+        with progress.task("searching", total=None, unit="checks") as task:
+            found = search(sensitive, repairs, target, searching, checking, task)
+        known = {item.candidate.key for item in every}
+        every += [item for item in found.checked if item.candidate.key not in known]
+        reached = found.reached
+        best = (
+            min(every, key=lambda item: target.shortfall(item.figures))
+            if found.best is None or not reached
+            else found.best
+        )
+    quantized = [network.plan(item.candidate).quantized_nodes for item in every]
+    points = pareto_points(every, best, costs, quantized, target)
+    result = MixedResult(
+        target=target,
+        reached=reached,
+        taken=next(point.number for point in points if point.chosen),
+        unit=costs.unit,
+        points=points,
+        repairs=tuple(records),
+        sensitivities=tuple(sensitive),
+        search_samples=searching.samples,
+        check_samples=checking.samples,
+    ).at(folder)
+    write_json(folder / PARETO_JSON, result.model_dump(mode="json", exclude={"dependencies"}))
+    pareto_plot(folder / PARETO_PNG, points, target, costs.unit)
+    _save_repairs(folder / REPAIRS, repairs)
+    (progress.note if reached else progress.warn)(result.sentence())
+    return result
+
+
+def _movable(network: Network, plan: PlacementPlan) -> list[str]:
+    """Quantised nodes that compute something, in network order."""
+    chosen = set(plan.quantized_nodes)
+    return [node.name for node in network.fp32.nodes if node.name in chosen and node.op_type not in MOVEMENT]
+
+
+def _save_repairs(path: Path, repairs: Repairs) -> None:
+    text = json.dumps(dict(sorted(repairs.ranges.items())), sort_keys=True)
+    arrays: dict[str, Any] = {"ranges": np.frombuffer(text.encode(), np.uint8)}
+    arrays.update({f"weights/{name}": values for name, values in sorted(repairs.weights.items())})
+    arrays.update({f"biases/{name}": values for name, values in sorted(repairs.biases.items())})
+    with atomic_file(path) as stream:
+        np.savez(stream, **arrays)
+
+
+def _load_repairs(path: Path) -> Repairs:
+    try:
+        with np.load(path, allow_pickle=False) as found:
+            arrays = {name: found[name] for name in found.files}
+        ranges = {key: (str(name), float(amax)) for key, (name, amax) in json.loads(arrays["ranges"].tobytes()).items()}
+    except Exception as error:
+        raise InputError(f"{path} cannot be read: {error}", remedy="run the search again") from error
+    by_kind: dict[str, dict[str, Any]] = {"weights": {}, "biases": {}}
+    for name, values in arrays.items():
+        kind, separator, rest = name.partition("/")
+        if separator:
+            by_kind[kind][rest] = values
+    return Repairs(ranges=ranges, weights=by_kind["weights"], biases=by_kind["biases"])
+
+
+def choose(
+    result: MixedResult,
+    model: Path,
+    statistics: Mapping[str, TensorStatistics],
+    calibrator: Calibrator,
+    *,
+    folder: Path,
+    config: PlacementConfig,
+    number: int | None = None,
+    progress: Progress = SILENT,
+) -> tuple[QuantizeResult, PlacementPlan]:
+    """Quantise the network as a point of the search says: the quantise stage's files, in ``folder``, and the plan.
+
+    Args:
+        result: of :func:`run`, with its folder.
+        number: of the point; None: the one that was taken.
+
+    Raises:
+        InputError: no such point, or the search's files are damaged.
+    """
+    from pipeline import quantize
+    from pipeline.placement import make_plan
+
+    point = result.point(number)
+    placement = result.placement(config, number)
+    plan = make_plan(model, placement)
+    repairs = _load_repairs(result.folder / REPAIRS) if point.repaired else Repairs()
+    network = Network(model, config, statistics, calibrator)
+    repaired = folder / "repaired.onnx"
+    changed = _write_repaired(network, plan, repairs, repaired)
+    try:
+        done = quantize.run(
+            repaired if changed else model,
+            plan,
+            statistics,
+            network.chosen(repairs),
+            folder=folder,
+            config=placement,
+            progress=progress,
+        )
+    finally:
+        for path in folder.glob("repaired.onnx*"):
+            path.unlink()
+    _name_calibrators(folder / SCALES, plan, repairs, statistics)
+    return done, plan
+
+
+def _write_repaired(network: Network, plan: PlacementPlan, repairs: Repairs, path: Path) -> bool:
+    """Write the float model with the repairs of the nodes that ``plan`` quantises; False: there are none."""
+    import onnx
+    from onnx import numpy_helper
+
+    places = {(point.node, point.input_index) for point in plan.weights}
+    weights = {network.fp32.by_name[node].input[position] for node, position in places}
+    changed = {name: values for name, values in repairs.weights.items() if name in weights}
+    biased = {node: values for node, values in repairs.biases.items() if any(node == place[0] for place in places)}
+    if not changed and not biased:
+        return False
+    model = onnx.load(network.model)
+    added = []
+    for node in model.graph.node:
+        bias = biased.get(node.name)
+        if bias is None:
+            continue
+        if len(node.input) > 2 and node.input[2] and _readers(model, node.input[2]) == 1:
+            changed[node.input[2]] = bias
+        else:
+            name = f"{node.name}::bias"
+            added.append(numpy_helper.from_array(bias, name))
+            del node.input[2:]
+            node.input.append(name)
+    for tensor in model.graph.initializer:
+        if tensor.name in changed:
+            tensor.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(changed[tensor.name]), tensor.name))
+    model.graph.initializer.extend(added)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if model.ByteSize() > _LARGEST_FILE:
+        onnx.save(model, path, save_as_external_data=True, location=f"{path.name}.data")
+    else:
+        write_bytes(path, model.SerializeToString())
+    return True
+
+
+_LARGEST_FILE = 2_000_000_000
+
+
+def _readers(model: Any, name: str) -> int:
+    return sum(list(node.input).count(name) for node in model.graph.node)
+
+
+def _name_calibrators(
+    path: Path, plan: PlacementPlan, repairs: Repairs, statistics: Mapping[str, TensorStatistics]
+) -> None:
+    """Let ``scales.json`` name the calibrator that a repaired range really comes from."""
+    from pipeline.quantize import merge_tensors
+
+    if not repairs.ranges:
+        return
+    groups: dict[str, list[Any]] = {}
+    for point in plan.activations:
+        groups.setdefault(point.tensor if point.group is None else f"group {point.group}", []).append(point)
+    scales = json.loads(path.read_text())
+    for members in groups.values():
+        calibrated = [point.tensor for point in members if point.source is None]
+        chosen = repairs.ranges.get(statistic_key(merge_tensors([statistics[name] for name in calibrated])))
+        if chosen is not None:
+            for point in members:
+                scales["tensors"][point.tensor]["calibrator"] = chosen[0]
+    write_json(path, scales)
