@@ -10,9 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from calibrators.statistics import BINS, PERCENTILES, TensorStatistics
 from pipeline.consistency.agreement import agree, sample_difference
@@ -25,7 +25,7 @@ from pipeline.core.progress import SILENT
 from pipeline.data import select
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from pipeline.activations import BatchStatistics
     from pipeline.calibrate import CalibrationResult
@@ -34,7 +34,12 @@ if TYPE_CHECKING:
     from pipeline.data import Batch, DataSource, Sample
     from pipeline.records import TensorSpec
 
-__all__ = ["Share", "Work", "calibrate_ranks", "calibrate_share", "check_agreement", "code_sha256", "versions"]
+__all__ = [
+    "Measure", "Measured", "Share", "Work", "calibrate_ranks", "calibrate_share", "check_agreement", "code_sha256",
+    "measure_on_cpu", "versions",
+]  # fmt: skip
+
+Measure: TypeAlias = "Callable[[Work, Iterator[Batch], Group, Progress], Measured]"
 
 _PROBES = 3
 """Samples that every rank decodes before the start, to find a decoder that gives other pixels."""
@@ -139,13 +144,16 @@ def _digests(work: Work, numbers: Sequence[int]) -> list[tuple[int, str]]:
     return [(number, sample_digest(sample)) for number, sample in select(work.source, frozenset(numbers))]
 
 
-def calibrate_ranks(group: Group, work: Work, *, folder: Path, progress: Progress = SILENT) -> CalibrationResult:
+def calibrate_ranks(
+    group: Group, work: Work, *, folder: Path, measure: Measure | None = None, progress: Progress = SILENT
+) -> CalibrationResult:
     """The calibrate stage over all ranks: rank 0 writes ``calibration.npz``, the very bytes that one process writes.
 
     Call :func:`check_agreement` first.
 
     Args:
         folder: for rank 0's file; the other ranks write nothing.
+        measure: as for :func:`calibrate_share`.
 
     Raises:
         InputError, RanksDiffer, RunEnded: as :func:`calibrate_share`.
@@ -155,7 +163,7 @@ def calibrate_ranks(group: Group, work: Work, *, folder: Path, progress: Progres
     from pipeline.calibrate import CalibrationResult, degenerate
     from pipeline.core.files import sha256_file
 
-    share = calibrate_share(group, work, progress=progress)
+    share = calibrate_share(group, work, measure=measure or measure_on_cpu, progress=progress)
     group.phase("writing the result", patience=PREPARING)
     if group.rank == 0:
         meta = {
@@ -190,12 +198,55 @@ class Share:
     skipped: tuple[int, ...]
     seconds: float
     """Wall time of this rank's own batches."""
+    cpu_seconds: float
+    """Processor time of this rank's own batches, all its threads together."""
     merge_seconds: float
     """Wall time from the end of its batches to the merged statistics, waiting for other ranks included."""
 
 
-def calibrate_share(group: Group, work: Work, *, progress: Progress = SILENT) -> Share:
+@dataclass
+class Measured:
+    """What a rank's own batches gave."""
+
+    statistics: dict[str, TensorStatistics]
+    batches: list[int] = field(default_factory=list)
+    """Indices of the batches in the statistics."""
+    skipped: list[int] = field(default_factory=list)
+    samples: int = 0
+
+
+def measure_on_cpu(work: Work, batches: Iterator[Batch], group: Group, progress: Progress) -> Measured:
+    """Run the float model over ``batches`` in onnxruntime on this rank's cores.
+
+    Raises:
+        InputError, ToolError: as :class:`pipeline.activations.ActivationPass`; or a NaN or infinity in an activation.
+    """
+    from pipeline.activations import ActivationPass
+
+    measured = Measured({name: TensorStatistics() for name in work.tensors})
+    passes = ActivationPass(work.model, work.tensors)
+    with progress.task("calibrating this rank's batches", total=None, unit="samples") as task:
+        for found in passes(batches):
+            group.check()
+            task.advance(len(found.batch.samples))
+            if found.nonfinite is not None:
+                _skip_or_raise(found, work.on_nonfinite, progress)
+                measured.skipped.append(found.batch.index)
+                continue
+            for name, statistics in found.statistics.items():
+                measured.statistics[name].absorb(statistics)
+            measured.batches.append(found.batch.index)
+            measured.samples += len(found.batch.samples)
+    return measured
+
+
+def calibrate_share(
+    group: Group, work: Work, *, measure: Measure = measure_on_cpu, progress: Progress = SILENT
+) -> Share:
     """Calibrate this rank's batches and merge all ranks' statistics.
+
+    Args:
+        measure: takes the statistics of this rank's batches; the same in every rank.
 
     Raises:
         InputError: a batch does not fit the model or has a NaN or infinity in an activation; no batch is left in any
@@ -204,32 +255,14 @@ def calibrate_share(group: Group, work: Work, *, progress: Progress = SILENT) ->
         RunEnded: another rank has failed, died or stalled.
         RanksDiffer: a user's callable has yielded other samples in another rank.
     """
-    from pipeline.activations import ActivationPass
-
-    start = time.perf_counter()
+    start, cpu = time.perf_counter(), time.process_time()
     seen: list[tuple[int, str]] = []
-    own = {name: TensorStatistics() for name in work.tensors}
-    batches: list[int] = []
-    skipped: list[int] = []
-    samples = 0
-    passes = ActivationPass(work.model, work.tensors)
-    with progress.task("calibrating rank 0's batches", total=None, unit="samples") as task:
-        for found in passes(_ticking(group, work, seen)):
-            group.check()
-            task.advance(len(found.batch.samples))
-            if found.nonfinite is not None:
-                _skip_or_raise(found, work.on_nonfinite, progress)
-                skipped.append(found.batch.index)
-                continue
-            for name, statistics in found.statistics.items():
-                own[name].absorb(statistics)
-            batches.append(found.batch.index)
-            samples += len(found.batch.samples)
-    finished = time.perf_counter()
+    measured = measure(work, _ticking(group, work, seen), group, progress)
+    finished, cpu = time.perf_counter(), time.process_time() - cpu
     group.phase("comparing what was calibrated")
     if work.source.length is None:
         _check_stream(group, seen)
-    figures = _gathered(group, {"samples": samples, "batches": batches, "skipped": skipped})
+    figures = _gathered(group, {"samples": measured.samples, "batches": measured.batches, "skipped": measured.skipped})
     if not figures["batches"]:
         count = len(figures["skipped"])
         raise InputError(
@@ -238,15 +271,16 @@ def calibrate_share(group: Group, work: Work, *, progress: Progress = SILENT) ->
             else "no calibration data: no rank has a single batch",
             remedy="mend the data or the model; without --on-nonfinite skip the first tensor is named",
         )
-    merged = merge_ranks(group, own, work.tensors)
+    merged = merge_ranks(group, measured.statistics, work.tensors)
     done = time.perf_counter()
     return Share(
         merged=merged,
-        own=own,
+        own=measured.statistics,
         samples=figures["samples"],
         batches=tuple(sorted(figures["batches"])),
         skipped=tuple(sorted(figures["skipped"])),
         seconds=finished - start,
+        cpu_seconds=cpu,
         merge_seconds=done - finished,
     )
 

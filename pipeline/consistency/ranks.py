@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipeline.consistency.batches import statistics_by_batch
 from pipeline.consistency.compare import Comparison, Tolerance, compare
 from pipeline.consistency.context import QuantContext
-from pipeline.consistency.distributed import calibrate_share, check_agreement
+from pipeline.consistency.distributed import calibrate_share, check_agreement, measure_on_cpu
 from pipeline.consistency.exchange import check_same
 from pipeline.consistency.scenarios import Scenario, fp16_scenario, of_comparison
 from pipeline.consistency.shares import rank_batches
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
 
     from calibrators import Calibrator
     from calibrators.statistics import TensorStatistics
+    from pipeline.consistency.distributed import Measure
     from pipeline.consistency.group import Group
     from pipeline.consistency.opening import Opened
     from pipeline.core.progress import Progress
@@ -39,8 +39,10 @@ class RanksReport(Record):
     shard: str
     batches: int
     samples: int
-    seconds: float
-    """Wall time of rank 0's batches."""
+    seconds: tuple[float, ...]
+    """Wall time of each rank's batches."""
+    cpu_seconds: tuple[float, ...]
+    """Processor time of each rank's batches, all its threads together."""
     merge_seconds: float
     """Wall time of rank 0 from the end of its batches to the merged statistics, waiting for others included."""
     statistics: str
@@ -58,7 +60,13 @@ class RanksReport(Record):
 
 
 def check_ranks(
-    group: Group, opened: Opened, calibrator: Calibrator, *, tolerance: Tolerance, progress: Progress = SILENT
+    group: Group,
+    opened: Opened,
+    calibrator: Calibrator,
+    *,
+    tolerance: Tolerance,
+    measure: Measure = measure_on_cpu,
+    progress: Progress = SILENT,
 ) -> RanksReport:
     """Calibrate over all ranks, and compare what they hold.
 
@@ -72,10 +80,14 @@ def check_ranks(
     work, plan = opened.work, opened.plan
     settings = {f"calibrator parameter {key}": f"{value!r}" for key, value in calibrator.params.items()}
     check_agreement(group, work, model_sha256=opened.model_sha256, extra={"calibrator": calibrator.name, **settings})
-    same = _same_batch(group, opened, calibrator, tolerance) if group.size > 1 else None
-    share = calibrate_share(group, work, progress=progress)
+    same = _same_batch(group, opened, calibrator, tolerance, measure) if group.size > 1 else None
+    share = calibrate_share(group, work, measure=measure, progress=progress)
     context = _context(plan, share.merged, calibrator, "merged")
     check_same(group, "merged scales", context.digest)
+    times = [
+        np.frombuffer(data).tolist()
+        for data in group.all_gather(np.array([share.seconds, share.cpu_seconds]).tobytes())
+    ]
     scenarios = []
     if same is not None:
         scenarios.append(of_comparison(f"{group.size} ranks, the same batch", same))
@@ -105,7 +117,8 @@ def check_ranks(
         shard=work.shard,
         batches=len(share.batches),
         samples=share.samples,
-        seconds=share.seconds,
+        seconds=tuple(seconds for seconds, _ in times),
+        cpu_seconds=tuple(seconds for _, seconds in times),
         merge_seconds=share.merge_seconds,
         statistics=digest_statistics(share.merged),
         digest=context.digest,
@@ -124,14 +137,15 @@ def _context(
     return QuantContext.of_amax(ranges, label=label, calibrator=calibrator.name, params=dict(calibrator.params))
 
 
-def _same_batch(group: Group, opened: Opened, calibrator: Calibrator, tolerance: Tolerance) -> Comparison:
+def _same_batch(
+    group: Group, opened: Opened, calibrator: Calibrator, tolerance: Tolerance, measure: Measure
+) -> Comparison:
     """Every rank runs batch 0 on its device."""
     work = opened.work
     group.phase("running the first batch")
     first = next(rank_batches(work.source, work.samples, work.batch_size, work.inputs, rank=0, size=1))
-    by_batch = statistics_by_batch(work.model, work.tensors, [first])
-    contexts = _gather_ranges(group, opened.plan, by_batch[first.index], calibrator)
-    return compare(contexts, tolerance)
+    measured = measure(work, iter([first]), group, SILENT)
+    return compare(_gather_ranges(group, opened.plan, measured.statistics, calibrator), tolerance)
 
 
 def _gather_ranges(

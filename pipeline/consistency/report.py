@@ -140,7 +140,7 @@ def ranks_text(report: RanksReport) -> str:
         )
     head = [
         f"{len(report.ranks)} ranks over {report.backend}, shards {report.shard}: {report.batches} batches, "
-        f"{report.samples} samples in {report.seconds:.1f} s and {report.merge_seconds:.1f} s to merge",
+        f"{report.samples} samples in {max(report.seconds):.1f} s, merged in {report.merge_seconds:.1f} s",
         *(f"  {rank}" for rank in report.ranks),
     ]
     tail = [
