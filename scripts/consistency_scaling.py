@@ -92,32 +92,19 @@ def scaling(model: str, arguments: list[str], rounds: int) -> list[dict[str, Any
     return list(rows.values())
 
 
-def merging(model: str, arguments: list[str], folder: Path) -> dict[str, Any]:
+def merging(model: str, data: str, preprocess: str | None, samples: int, folder: Path) -> dict[str, Any]:
     """64 parts of one pass: trees of several shapes, message sizes and merge times."""
-    from pipeline.cli.consistency import command
-    from pipeline.consistency import opening
+    from pipeline.config import BuildConfig, validated
     from pipeline.consistency.batches import statistics_by_batch
     from pipeline.consistency.exchange import merge_all, merge_pair
+    from pipeline.consistency.opening import open_work
     from pipeline.consistency.shares import rank_batches
     from pipeline.consistency.wire import digest_statistics, pack, unpack
 
-    context = command.make_context("quantize consistency", [model, *arguments])
-    given = context.params
-    from pipeline.config import BuildConfig, validated
-
-    config = validated(
-        BuildConfig,
-        {
-            **{key: given[key] for key in ("data", "preprocess", "samples")},
-            "model": model,
-            "out": folder,
-            "batch_size": 2,
-        },
-        origin="options",
-    )
-    work = opening.open_work(
-        model, config.data, folder=folder, preprocess=config.preprocess, samples=config.samples, batch_size=2
-    ).work
+    given = {"model": model, "data": data, "preprocess": preprocess, "samples": samples, "out": folder}
+    config = validated(BuildConfig, given, origin="options")
+    opened = open_work(model, data, folder=folder, preprocess=config.preprocess, samples=samples, batch_size=2)
+    work = opened.work
     batches = rank_batches(work.source, work.samples, 2, work.inputs, rank=0, size=1)
     by_batch = statistics_by_batch(work.model, work.tensors, batches)
     indices = sorted(by_batch)
@@ -199,47 +186,60 @@ def main(model: str, data: str, preprocess: str | None, samples: int, rounds: in
         folder = Path(name)
         same = same_file(model, arguments, folder)
         rows = scaling(model, arguments, rounds)
-        merged = merging(model, arguments, folder / "merging")
-    click.echo(
-        "| ranks | shards | consistency | digests as one process | file as one process | share, wall | share, CPU | merge |"
-    )
-    click.echo("|---|---|---|---|---|---|---|---|")
-    reference = rows[0]
-    for row in rows:
-        exact = next(s for s in row["scenarios"] if "exact merge" in s["name"] or s["name"] == "one device")
-        key = f"{row['ranks']} ranks, {row['shard']}"
-        wall, cpu = (statistics.median(row[which]) / statistics.median(reference[which]) for which in ("share", "cpu"))
-        click.echo(
-            f"| {row['ranks']} | {row['shard']} | {exact['within']}/{exact['tensors']} | "
-            f"{'equal' if row['digests'] == reference['digests'] else 'DIFFERENT'} | "
-            f"{'-' if row['ranks'] == 1 else 'equal' if same[key] else 'DIFFERENT'} | "
-            f"{statistics.median(row['share']):.2f} s ({wall:.2f}x) | {statistics.median(row['cpu']):.2f} s ({cpu:.2f}x) | "
-            f"{statistics.median(row['merge']):.2f} s |"
-        )
+        merged = merging(model, data, preprocess, samples, folder / "merging")
+    print_scaling(rows, same)
     for row in rows:
         row["digests"] = sorted(row["digests"])
-    click.echo(f"\n{merged['parts']} parts, {merged['tensors']} tensors: {merged['same']}")
-    click.echo(
-        f"message: {merged['bytes_per_tensor_part']:.0f} bytes a tensor for one part, {merged['bytes_per_tensor_whole']:.0f} "
-        f"for the whole ({merged['raw_bytes_per_tensor']} raw)"
-    )
-    click.echo("per tensor: " + ", ".join(f"{k} {1e6 * v:.0f} us" for k, v in merged["seconds_per_tensor"].items()))
     paper = [on_paper(merged, ranks, 10_000) for ranks in (2, 8, 64, 1000)]
-    click.echo(
-        "\n| ranks | steps up | compute on the longest path | received by a rank | 10 Gbit/s network |\n|---|---|---|---|---|"
-    )
-    for line in paper:
-        click.echo(
-            f"| {line['ranks']} | {line['steps']} | {1e3 * line['compute_s']:.0f} ms | {line['bytes_received'] / 1e6:.2f} MB | "
-            f"{1e3 * line['network_s']:.1f} ms |"
-        )
+    print_merging(merged, paper)
     if json_path is not None:
         json_path.write_text(
             json.dumps({"rows": rows, "file": same, "merging": merged, "paper": paper}, indent=1) + "\n"
         )
-    different = any(row["digests"] != reference["digests"] for row in rows)
+    different = any(row["digests"] != rows[0]["digests"] for row in rows)
     if different or not all(same.values()) or not all(merged["same"].values()):
         raise SystemExit(1)
+
+
+def print_scaling(rows: list[dict[str, Any]], same: dict[str, bool]) -> None:
+    click.echo("| ranks | shards | consistency | digests | file | share, wall | share, CPU | merge |")
+    click.echo("|---|---|---|---|---|---|---|---|")
+    first = rows[0]
+    middle = statistics.median
+    for row in rows:
+        exact = next(s for s in row["scenarios"] if "exact merge" in s["name"] or s["name"] == "one device")
+        alone = row["ranks"] == 1
+        file = "-" if alone else "equal" if same[f"{row['ranks']} ranks, {row['shard']}"] else "DIFFERENT"
+        cells = [
+            str(row["ranks"]),
+            row["shard"],
+            f"{exact['within']}/{exact['tensors']}",
+            "equal" if row["digests"] == first["digests"] else "DIFFERENT",
+            file,
+            *(f"{middle(row[key]):.2f} s ({middle(row[key]) / middle(first[key]):.2f}x)" for key in ("share", "cpu")),
+            f"{middle(row['merge']):.2f} s",
+        ]
+        click.echo(f"| {' | '.join(cells)} |")
+
+
+def print_merging(merged: dict[str, Any], paper: list[dict[str, float]]) -> None:
+    click.echo(f"\n{merged['parts']} parts, {merged['tensors']} tensors: {merged['same']}")
+    click.echo(
+        f"message: {merged['bytes_per_tensor_part']:.0f} bytes a tensor for one part, "
+        f"{merged['bytes_per_tensor_whole']:.0f} for the whole ({merged['raw_bytes_per_tensor']} raw)"
+    )
+    click.echo("per tensor: " + ", ".join(f"{k} {1e6 * v:.0f} us" for k, v in merged["seconds_per_tensor"].items()))
+    click.echo("\n| ranks | steps up | compute on the longest path | received by a rank | 10 Gbit/s network |")
+    click.echo("|---|---|---|---|---|")
+    for line in paper:
+        cells = [
+            f"{line['ranks']:.0f}",
+            f"{line['steps']:.0f}",
+            f"{1e3 * line['compute_s']:.0f} ms",
+            f"{line['bytes_received'] / 1e6:.2f} MB",
+            f"{1e3 * line['network_s']:.1f} ms",
+        ]
+        click.echo(f"| {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":
