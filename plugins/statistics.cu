@@ -11,7 +11,7 @@
 // biased exponent is at most e. Zeros are counted, not binned: half of a ReLU's output would go to one address.
 //
 // Compiled with -DTHREADS -DPER_THREAD (elements of a tile per thread) -DLANES -DBLOCKS_PER_SM -DBINS -DLOG2_BINS
-// -DPERCENTILES -DMIN_EXPONENT. What must not be contracted is written with the intrinsics that forbid it.
+// -DPERCENTILES -DMIN_EXPONENT -DFINISH_THREADS. What must not be contracted is written with the intrinsics that forbid it.
 
 #ifndef DYNAMIC_SHARED                  // tests compile this file for a CPU, with definitions of their own
 #include <cuda_fp16.h>
@@ -37,6 +37,7 @@ struct Segment {
 struct Partial {
     int binade, low, high;              // ordered keys; low > high: no finite value
     u32 zeros, nans, infs;
+    u32 binned;                         // finite and not zero: the sum of the bins
 };
 
 struct Record {                         // one tensor in one batch
@@ -88,10 +89,10 @@ __device__ static inline void load_tile(const void* base, int half, int aligned,
 }
 
 // Multiply the bin width by 2^shift: every count moves to bin k >> shift. A bin never moves up, so going upwards in
-// pieces of THREADS bins, each taken out before it is put back, needs one register.
-template <typename Count>
+// pieces of `threads` bins, each taken out before it is put back, needs one register.
+template <int threads, typename Count>
 __device__ static inline void coarsen(Count* bins, int shift) {
-    for (int start = 0; start < BINS; start += THREADS) {
+    for (int start = 0; start < BINS; start += threads) {
         const int k = start + threadIdx.x;
         const Count count = bins[k];
         __syncthreads();
@@ -143,7 +144,7 @@ sweep(const Segment* segments, const int* first_segment, const u64* pointers, co
             if (__syncthreads_or((largest >> 23) > binade)) {
                 if ((largest >> 23) > binade) atomicMax(&tile_binade, largest >> 23);
                 __syncthreads();
-                for (int lane = 0; lane < LANES && done; lane++) coarsen(bins + lane * BINS, tile_binade - binade);
+                for (int lane = 0; lane < LANES && done; lane++) coarsen<THREADS>(bins + lane * BINS, tile_binade - binade);
                 binade = tile_binade;
                 factor = __int_as_float((127 - (binade + MIN_EXPONENT)) << 23);
             }
@@ -188,17 +189,18 @@ sweep(const Segment* segments, const int* first_segment, const u64* pointers, co
             scratch[(u64)s * BINS + k] = sum;
         }
         if (threadIdx.x == 0) {
-            partials[s] = {binade, low_all, high_all, zeros_all, nans_all, infs_all};
+            const u32 binned = (u32)segment.count - zeros_all - nans_all - infs_all;
+            partials[s] = {binade, low_all, high_all, zeros_all, nans_all, infs_all, binned};
             if (nans_all | infs_all) atomicOr(nonfinite, 1);
         }
         __syncthreads();                // the shared variables are set anew for the next segment
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(FINISH_THREADS)
 finish(const int* first_of_tensor, const Partial* partials, const u32* scratch, const double* wanted, Record* records,
        u64* running, int* running_binades, const int* nonfinite, int skip_nonfinite) {
-    DYNAMIC_SHARED(u64, sums);          // BINS, then THREADS + 1 for the prefix sums
+    DYNAMIC_SHARED(u64, sums);          // BINS, then FINISH_THREADS + 1 for the prefix sums
     __shared__ int binade, low, high;
     __shared__ u64 zeros, nans, infs;
     u64* prefix = sums + BINS;
@@ -213,32 +215,38 @@ finish(const int* first_of_tensor, const Partial* partials, const u32* scratch, 
             zeros += partials[s].zeros, nans += partials[s].nans, infs += partials[s].infs;
         }
     }
-    for (int k = threadIdx.x; k < BINS; k += THREADS) sums[k] = 0;
     __syncthreads();
-    for (int s = from; s < to; s++) {
-        const int shift = binade - partials[s].binade;
-        for (int k = threadIdx.x; k < BINS; k += THREADS) {
-            u32 count = scratch[(u64)s * BINS + k];
-            if (count) atomicAdd(&sums[shift < LOG2_BINS ? k >> shift : 0], (u64)count);
+    // Bin k at the batch's width is 2^shift neighbouring bins of a segment whose values were smaller.
+    for (int k = threadIdx.x; k < BINS; k += FINISH_THREADS) {
+        u64 sum = 0;
+#pragma unroll 4
+        for (int s = from; s < to; s++) {
+            const int shift = binade - partials[s].binade;
+            const u32* bins = scratch + (u64)s * BINS;
+            if (shift == 0) sum += bins[k];
+            else if (shift >= LOG2_BINS) sum += k == 0 ? partials[s].binned : 0;
+            else if (k < BINS >> shift)
+                for (int j = 0; j < 1 << shift; j++) sum += bins[(k << shift) + j];
         }
+        sums[k] = sum;
     }
     __syncthreads();
     if (threadIdx.x == 0) sums[0] += zeros;
     __syncthreads();
 
-    // Exclusive prefix sums of the threads' shares, BINS / THREADS neighbouring bins each.
+    // Exclusive prefix sums of the threads' shares, BINS / FINISH_THREADS neighbouring bins each.
     u64 share = 0;
-    for (int j = 0; j < BINS / THREADS; j++) share += sums[threadIdx.x * (BINS / THREADS) + j];
+    for (int j = 0; j < BINS / FINISH_THREADS; j++) share += sums[threadIdx.x * (BINS / FINISH_THREADS) + j];
     prefix[threadIdx.x + 1] = share;
     if (threadIdx.x == 0) prefix[0] = 0;
     __syncthreads();
-    for (int step = 1; step <= THREADS; step *= 2) {
+    for (int step = 1; step <= FINISH_THREADS; step *= 2) {
         u64 value = threadIdx.x + 1 >= step ? prefix[threadIdx.x + 1 - step] : 0;
         __syncthreads();
         if (threadIdx.x + 1 >= step) prefix[threadIdx.x + 1] += value;
         __syncthreads();
     }
-    const u64 total = prefix[THREADS];
+    const u64 total = prefix[FINISH_THREADS];
     Record* record = &records[tensor];
     if (threadIdx.x == 0) {
         record->binade = binade, record->low = low, record->high = high, record->reserved = 0;
@@ -253,8 +261,8 @@ finish(const int* first_of_tensor, const Partial* partials, const u32* scratch, 
     for (int i = 0; i < PERCENTILES && total; i++) {
         const double rank = __dmul_rn(__ddiv_rn(wanted[i], 100.0), (double)total);
         u64 below = prefix[threadIdx.x];
-        for (int j = 0; j < BINS / THREADS; j++) {
-            const int k = threadIdx.x * (BINS / THREADS) + j;
+        for (int j = 0; j < BINS / FINISH_THREADS; j++) {
+            const int k = threadIdx.x * (BINS / FINISH_THREADS) + j;
             const u64 count = sums[k], upto = below + count;
             const int reached = (double)upto >= rank || upto == total;
             const int before = below > 0 && ((double)below >= rank || below == total);
@@ -276,10 +284,10 @@ finish(const int* first_of_tensor, const Partial* partials, const u32* scratch, 
     __syncthreads();                    // all have read it before it is written
     const int now = max(before, binade);
     if (now > before) {                 // the running histogram gets wider bins
-        coarsen(own, now - before);
+        coarsen<FINISH_THREADS>(own, now - before);
         if (threadIdx.x == 0) running_binades[tensor] = now;
     }
     const int shift = now - binade;
-    for (int k = threadIdx.x; k < BINS; k += THREADS)
+    for (int k = threadIdx.x; k < BINS; k += FINISH_THREADS)
         if (sums[k]) atomicAdd(&own[shift < LOG2_BINS ? k >> shift : 0], sums[k]);
 }

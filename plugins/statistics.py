@@ -32,7 +32,7 @@ SOURCE: Final = Path(__file__).with_name("statistics.cu")
 
 SEGMENT: Final = np.dtype([("tensor", "<i4"), ("reserved", "<u4"), ("first", "<u8"), ("count", "<u8")])
 """A piece of one tensor that one thread block bins."""
-PARTIAL_BYTES: Final = 24
+PARTIAL_BYTES: Final = 28
 RECORD: Final = np.dtype(
     [
         ("binade", "<i4"),
@@ -73,6 +73,8 @@ class Tuning:
     lanes: int = 2
     """Partial histograms in shared memory: neighbouring threads use different ones."""
     blocks_per_sm: int = 2
+    finish_threads: int = 1024
+    """Per block of the second kernel, which has one per tensor."""
 
     @property
     def tile(self) -> int:
@@ -84,7 +86,7 @@ class Tuning:
 
     @property
     def finish_bytes(self) -> int:
-        return 8 * (BINS + self.threads + 1)
+        return 8 * (BINS + self.finish_threads + 1)
 
 
 def macros(tuning: Tuning) -> dict[str, int]:
@@ -98,6 +100,7 @@ def macros(tuning: Tuning) -> dict[str, int]:
         "LOG2_BINS": BINS.bit_length() - 1,
         "PERCENTILES": len(PERCENTILES),
         "MIN_EXPONENT": MIN_EXPONENT,
+        "FINISH_THREADS": tuning.finish_threads,
     }
 
 
@@ -220,7 +223,8 @@ class GpuStatistics:
         self._nonfinite = self._zeroed(4)
         self._wanted = cuda.to_device(np.array(PERCENTILES, np.float64))
         self._layouts: dict[tuple[int, ...], _Layout] = {}
-        self._arguments: tuple[DeviceArray, ...] = ()
+        self._arrays: tuple[DeviceArray, ...] | None = None
+        self._layout = self._cut((0,) * count)
         self._pointers, self._halves = cuda.mem_alloc(max(8 * count, 8)), cuda.mem_alloc(max(4 * count, 4))
         self._seen: set[int] = set()
         self._pending: list[int] = []
@@ -247,20 +251,30 @@ class GpuStatistics:
         The arrays must stay in place until the stream has passed; later work on the same stream may overwrite them.
 
         Args:
-            arrays: one for each of :attr:`tensors`.
+            arrays: one for each of :attr:`tensors`. The same tuple as last time is not looked at again.
             batch_index: the batch's index in the whole data set, not given before.
 
         Raises:
             InputError: a negative or repeated index, an array of another type, or one too large.
         """
-        self._check(arrays, batch_index)
+        if batch_index < 0:
+            raise InputError(f"batch index {batch_index} is negative; batches are numbered from 0 over the whole data")
+        if batch_index in self._seen:
+            raise InputError(f"batch {batch_index} comes twice; its samples would count twice")
         if len(self._pending) == _HISTORY:
             self._fetch()
-        cuda, stream, count = self._cuda, self.stream, len(self.tensors)
-        layout = self._layout(tuple(array.elements for array in arrays))
-        self._bind(tuple(arrays))
+        if arrays is not self._arrays:
+            self._bind(arrays, batch_index)
+            self._arrays = arrays if isinstance(arrays, tuple) else None
+        self._pending.append(batch_index)
+        self._seen.add(batch_index)
+        if self.tensors:
+            self._launch(len(self._pending) - 1)
+
+    def _launch(self, row: int) -> None:
+        """Both kernels, the records into ``row``."""
+        cuda, stream, layout, count = self._cuda, self.stream, self._layout, len(self.tensors)
         cuda.memset_d8_async(self._nonfinite, 0, 4, stream)
-        threads = (self.tuning.threads, 1, 1)
         if layout.segments:
             self._sweep(
                 layout.table,
@@ -270,12 +284,12 @@ class GpuStatistics:
                 layout.partials,
                 layout.scratch,
                 self._nonfinite,
-                block=threads,
+                block=(self.tuning.threads, 1, 1),
                 grid=(self.blocks, 1),
                 shared=self.tuning.sweep_bytes,
                 stream=stream,
             )
-        record = np.intp(int(self._records) + RECORD.itemsize * count * len(self._pending))
+        record = np.intp(int(self._records) + RECORD.itemsize * count * row)
         self._finish(
             layout.of_tensor,
             layout.partials,
@@ -286,19 +300,17 @@ class GpuStatistics:
             self._binades,
             self._nonfinite,
             self._skip,
-            block=threads,
-            grid=(max(count, 1), 1),
+            block=(self.tuning.finish_threads, 1, 1),
+            grid=(count, 1),
             shared=self.tuning.finish_bytes,
             stream=stream,
         )
-        self._pending.append(batch_index)
-        self._seen.add(batch_index)
 
-    def _check(self, arrays: Sequence[DeviceArray], batch_index: int) -> None:
-        if batch_index < 0:
-            raise InputError(f"batch index {batch_index} is negative; batches are numbered from 0 over the whole data")
-        if batch_index in self._seen:
-            raise InputError(f"batch {batch_index} comes twice; its samples would count twice")
+    def _bind(self, arrays: Sequence[DeviceArray], batch_index: int) -> None:
+        """Check the arrays, choose the cut for their sizes and upload where they lie.
+
+        Pageable memory of this size is copied before an asynchronous upload returns.
+        """
         if len(arrays) != len(self.tensors):
             raise InputError(
                 f"batch {batch_index} has {len(arrays)} arrays, {len(self.tensors)} tensors are calibrated"
@@ -314,28 +326,26 @@ class GpuStatistics:
                     f"tensor {name!r} has {array.elements} values in batch {batch_index}, 2**32 - 1 are the most",
                     remedy="use a smaller --batch-size",
                 )
-
-    def _layout(self, sizes: tuple[int, ...]) -> _Layout:
+        sizes = tuple(array.elements for array in arrays)
         if sizes not in self._layouts:
-            segments, of_block, of_tensor = cut(sizes, self.blocks, self.tuning.tile)
-            to_device = self._cuda.to_device
-            self._layouts[sizes] = _Layout(
-                len(segments),
-                to_device(segments if len(segments) else np.zeros(1, SEGMENT)),
-                to_device(of_block),
-                to_device(of_tensor),
-                self._cuda.mem_alloc(PARTIAL_BYTES * max(len(segments), 1)),
-                self._cuda.mem_alloc(4 * BINS * max(len(segments), 1)),
-            )
-        return self._layouts[sizes]
+            self._layouts[sizes] = self._cut(sizes)
+        self._layout = self._layouts[sizes]
+        if arrays:
+            pointers, halves = [array.pointer for array in arrays], [_HALVES[array.dtype] for array in arrays]
+            self._cuda.memcpy_htod_async(self._pointers, np.array(pointers, np.uint64), self.stream)
+            self._cuda.memcpy_htod_async(self._halves, np.array(halves, np.int32), self.stream)
 
-    def _bind(self, arrays: tuple[DeviceArray, ...]) -> None:
-        """Upload where the arrays lie, if that has changed. Pageable memory is copied before the call returns."""
-        if arrays == self._arguments:
-            return
-        self._cuda.memcpy_htod_async(self._pointers, np.array([a.pointer for a in arrays], np.uint64), self.stream)
-        self._cuda.memcpy_htod_async(self._halves, np.array([_HALVES[a.dtype] for a in arrays], np.int32), self.stream)
-        self._arguments = arrays
+    def _cut(self, sizes: tuple[int, ...]) -> _Layout:
+        segments, of_block, of_tensor = cut(sizes, self.blocks, self.tuning.tile)
+        to_device, count = self._cuda.to_device, max(len(segments), 1)
+        return _Layout(
+            len(segments),
+            to_device(segments if len(segments) else np.zeros(1, SEGMENT)),
+            to_device(of_block),
+            to_device(of_tensor),
+            self._cuda.mem_alloc(PARTIAL_BYTES * count),
+            self._cuda.mem_alloc(4 * BINS * count),
+        )
 
     def _fetch(self) -> None:
         """Bring the records of the queued batches to the host; waits for the stream."""

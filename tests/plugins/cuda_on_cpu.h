@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <thread>
 #include <vector>
 
@@ -16,7 +17,7 @@ struct int4 { int x, y, z, w; };
 struct uint4 { unsigned x, y, z, w; };
 
 static thread_local Dim threadIdx, blockIdx;
-static std::barrier<> all_threads(THREADS);
+static std::unique_ptr<std::barrier<>> all_threads;
 static std::atomic<int> any_of_them;
 static std::vector<unsigned long long> dynamic_shared;
 
@@ -33,15 +34,15 @@ static float half_to_float(unsigned short bits) {
 }
 #define HALF_TO_FLOAT(bits) half_to_float(bits)
 
-static void __syncthreads() { all_threads.arrive_and_wait(); }
+static void __syncthreads() { all_threads->arrive_and_wait(); }
 
 static int __syncthreads_or(int own) {
     if (own) any_of_them = 1;
-    all_threads.arrive_and_wait();
+    all_threads->arrive_and_wait();
     const int result = any_of_them;
-    all_threads.arrive_and_wait();
+    all_threads->arrive_and_wait();
     if (threadIdx.x == 0) any_of_them = 0;
-    all_threads.arrive_and_wait();
+    all_threads->arrive_and_wait();
     return result;
 }
 
@@ -63,11 +64,12 @@ static double __dadd_rn(double a, double b) { return a + b; }
 static double __dsub_rn(double a, double b) { return a - b; }
 static double __ddiv_rn(double a, double b) { return a / b; }
 
-template <typename Kernel> static void launch(unsigned blocks, unsigned shared_bytes, Kernel kernel) {
+template <typename Kernel> static void launch(unsigned blocks, unsigned size, unsigned shared_bytes, Kernel kernel) {
+    all_threads = std::make_unique<std::barrier<>>(size);
     dynamic_shared.assign((shared_bytes + 7) / 8, 0xDEADBEEFDEADBEEFull);
     for (unsigned block = 0; block < blocks; block++) {
         std::vector<std::thread> threads;
-        for (unsigned thread = 0; thread < THREADS; thread++)
+        for (unsigned thread = 0; thread < size; thread++)
             threads.emplace_back([=] { threadIdx.x = thread, blockIdx.x = block, kernel(); });
         for (auto& thread : threads) thread.join();
     }

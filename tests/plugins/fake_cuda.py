@@ -105,7 +105,7 @@ class Function:
         values = [
             ctypes.c_int(int(each)) if isinstance(each, np.int32) else ctypes.c_void_p(int(each)) for each in arguments
         ]
-        self.launcher(ctypes.c_uint(grid[0]), ctypes.c_uint(shared), *values)
+        self.launcher(*(ctypes.c_uint(number) for number in (grid[0], block[0], shared)), *values)
 
 
 def modules(folder: Path) -> dict[str, types.ModuleType]:

@@ -2,14 +2,14 @@
 #include "cuda_on_cpu.h"
 #include KERNELS
 
-extern "C" void launch_sweep(unsigned blocks, unsigned shared, const void* segments, const int* first_segment, const u64* pointers,
+extern "C" void launch_sweep(unsigned blocks, unsigned size, unsigned shared, const void* segments, const int* first_segment, const u64* pointers,
                              const int* halves, void* partials, u32* scratch, int* nonfinite) {
-    launch(blocks, shared, [=] { sweep((const Segment*)segments, first_segment, pointers, halves, (Partial*)partials, scratch, nonfinite); });
+    launch(blocks, size, shared, [=] { sweep((const Segment*)segments, first_segment, pointers, halves, (Partial*)partials, scratch, nonfinite); });
 }
 
-extern "C" void launch_finish(unsigned blocks, unsigned shared, const int* first_of_tensor, const void* partials, const u32* scratch,
+extern "C" void launch_finish(unsigned blocks, unsigned size, unsigned shared, const int* first_of_tensor, const void* partials, const u32* scratch,
                               const double* wanted, void* records, u64* running, int* binades, const int* nonfinite, int skip) {
-    launch(blocks, shared, [=] {
+    launch(blocks, size, shared, [=] {
         finish(first_of_tensor, (const Partial*)partials, scratch, wanted, (Record*)records, running, binades, nonfinite, skip);
     });
 }

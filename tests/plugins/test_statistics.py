@@ -24,7 +24,7 @@ from tests.plugins import fake_cuda
 from tests.plugins.batches import activations, on_cpu, views
 
 Array = np.ndarray
-SMALL = Tuning(threads=32, per_thread=8, lanes=2, blocks_per_sm=1)
+SMALL = Tuning(threads=32, per_thread=8, lanes=2, blocks_per_sm=1, finish_threads=64)
 """Tiles of 256 elements, so that small arrays have many."""
 
 needs_compiler = pytest.mark.skipif(fake_cuda.compiler() is None, reason="needs g++ to run the kernels on the CPU")
@@ -57,7 +57,9 @@ def on_device(
 @pytest.mark.usefixtures("cuda")
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(
-    "tuning", [SMALL, Tuning(threads=64, per_thread=16, lanes=1, blocks_per_sm=2)], ids=["small", "wide"]
+    "tuning",
+    [SMALL, Tuning(threads=64, per_thread=16, lanes=1, blocks_per_sm=2, finish_threads=32)],
+    ids=["small", "wide"],
 )
 def test_same_bits_as_the_cpu(seed: int, tuning: Tuning) -> None:
     batches = activations(seed)
@@ -85,6 +87,20 @@ def test_unaligned_arrays() -> None:
     x = np.random.default_rng(0).standard_normal(2001).astype(np.float32)
     arrays = [x[1:], x[3:2000], x.astype(np.float16)[1:]]
     assert on_device([arrays]) == on_cpu([arrays])
+
+
+@needs_compiler
+@pytest.mark.usefixtures("cuda")
+def test_the_same_buffers_with_other_values() -> None:
+    buffer = np.ones(500, np.float32)
+    bound = tuple(views([buffer]))
+    with GpuStatistics(["a"], tuning=SMALL) as statistics:
+        statistics.update(bound, 0)
+        buffer *= 3.0
+        statistics.update(bound, 1)
+        statistics.update(tuple(views([buffer[:7]])), 2)
+        found = statistics.collect()["a"]
+    assert found == on_cpu([[np.ones(500, np.float32)], [buffer], [buffer[:7]]])[0]
 
 
 @needs_compiler
@@ -131,6 +147,7 @@ def test_records_are_fetched_when_they_fill_up(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.usefixtures("cuda")
 def test_no_tensor_and_no_batch() -> None:
     with GpuStatistics([], tuning=SMALL) as statistics:
+        statistics.update([], 0)
         assert statistics.collect() == {}
     with GpuStatistics(["a"], tuning=SMALL) as statistics:
         assert statistics.collect() == {"a": TensorStatistics()}
