@@ -150,7 +150,7 @@ def _shift_picture(outcome: Outcome, kind: str, drop: str) -> bytes:
     unit = ", points" if outcome.score.percent else ""
     against = "FP32 without shift" if outcome.score.own else "FP32 under the same shift"
     figure.supxlabel(_strength_label(outcome, kind), fontsize=10)
-    figure.supylabel(f"drop of {outcome.score.name} against {against}{unit}", fontsize=10)
+    figure.supylabel(f"drop of {outcome.score.name}{unit},\nagainst {against}", fontsize=10)
     return _png(figure)
 
 

@@ -32,7 +32,7 @@ class Shift(Record):
             return "no shift"
         if self.kind == ACTIVATIONS:
             return f"noise {self.strength:g}"
-        return f"{self.kind} {self.strength:g}"
+        return f"image {self.kind} {self.strength:g}"
 
 
 CLEAN: Final = Shift(kind=NONE)

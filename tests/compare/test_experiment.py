@@ -206,7 +206,7 @@ def test_one_more_calibrator_measures_only_that_one(given: Path, tmp_path: Path)
         config(given, tmp_path, calibrators=("minmax",), shift_sigma=(0.1,), shift_draws=1, shift_images=("blur",))
     )
     assert set(more.document["runs"]["measured_seconds"]) == {
-        f"{label}, blur {grade}" for label in ("fp32", "minmax") for grade in (1, 2, 3)
+        f"{label}, image blur {grade}" for label in ("fp32", "minmax") for grade in (1, 2, 3)
     }
     fresh = run_experiment(config(given, tmp_path, calibrators=("minmax",)), fresh=True)
     assert "minmax, no shift" in fresh.document["runs"]["measured_seconds"]
