@@ -10,6 +10,7 @@ from pipeline.consistency.compare import Comparison, Tolerance, compare
 from pipeline.consistency.context import QuantContext
 from pipeline.consistency.distributed import calibrate_share, check_agreement, measure_on_cpu
 from pipeline.consistency.exchange import check_same
+from pipeline.consistency.group import PREPARING
 from pipeline.consistency.scenarios import Scenario, fp16_scenario, of_comparison
 from pipeline.consistency.shares import rank_batches
 from pipeline.consistency.wire import digest_statistics
@@ -142,7 +143,7 @@ def _same_batch(
 ) -> Comparison:
     """Every rank runs batch 0 on its device."""
     work = opened.work
-    group.phase("running the first batch")
+    group.phase("loading the model and running the first batch", patience=PREPARING)
     first = next(rank_batches(work.source, work.samples, work.batch_size, work.inputs, rank=0, size=1))
     measured = measure(work, iter([first]), group, SILENT)
     return compare(_gather_ranges(group, opened.plan, measured.statistics, calibrator), tolerance)
