@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from calibrators import TensorStatistics
     from pipeline.data import Batch
 
-__all__ = ["RUN_BYTES", "ActivationPass", "BatchStatistics", "NonFinite"]
+__all__ = ["RUN_BYTES", "ActivationPass", "BatchStatistics", "NonFinite", "nonfinite_input"]
 
 RUN_BYTES: Final = 32 << 20
 """What one run may capture, where the batch can be cut: a single row may be more."""
@@ -61,8 +61,6 @@ class NonFinite:
     tensor: str
     nans: int
     infs: int
-    input_name: str | None
-    """The model input whose data already held one."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +157,7 @@ class ActivationPass:
                     outputs[k] = None  # its memory is free for the next run
         self._first_run.set()
         statistics = {name: found.statistics(batch.index) for name, found in gathered.items()}
-        return BatchStatistics(batch, statistics, self._nonfinite(batch, statistics))
+        return BatchStatistics(batch, statistics, self._nonfinite(statistics))
 
     def _runs(self, batch: Batch) -> Iterator[list[Any]]:
         """What each run over some rows of the batch captures."""
@@ -183,16 +181,11 @@ class ActivationPass:
             yield outputs
             start, stop = stop, min(stop + rows, count)
 
-    def _nonfinite(self, batch: Batch, statistics: dict[str, TensorStatistics]) -> NonFinite | None:
+    def _nonfinite(self, statistics: dict[str, TensorStatistics]) -> NonFinite | None:
         for name in self.tensors:
             found = statistics[name]
             if found.nans or found.infs:
-                guilty = [
-                    key
-                    for key, array in batch.feeds.items()
-                    if array.dtype.kind == "f" and not np.isfinite(array).all()
-                ]
-                return NonFinite(name, found.nans, found.infs, guilty[0] if guilty else None)
+                return NonFinite(name, found.nans, found.infs)
         return None
 
     def _check(self, batch: Batch) -> None:
@@ -214,6 +207,14 @@ class ActivationPass:
                 raise InputError(
                     f"{where}: input {name!r} has shape {array.shape}, the model takes {tuple(value.shape)}"
                 )
+
+
+def nonfinite_input(batch: Batch) -> str | None:
+    """The first model input whose data hold a NaN or infinity."""
+    for name, array in batch.feeds.items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            return name
+    return None
 
 
 def _samples(batch: Batch) -> str:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from calibrators import TensorStatistics
-    from pipeline.activations import BatchStatistics
+    from pipeline.activations import BatchStatistics, NonFinite
     from pipeline.data import Batch
 
 __all__ = ["CHECKPOINT", "CalibrationResult", "merge_passes", "run", "take"]
@@ -59,6 +59,7 @@ def run(
     total: int | None = None,
     threads: int | None = None,
     data_key: str = "",
+    device: str = "cpu",
 ) -> CalibrationResult:
     """Run the float model over ``batches`` and write the statistics of ``tensors`` into ``folder``.
 
@@ -72,16 +73,21 @@ def run(
         total: number of samples, for the progress.
         threads: cores to use; None: all that the process may use.
         data_key: changes whenever the data may have changed; an unfinished pass over other data is not resumed.
+        device: ``cpu`` or ``cuda``. The activations of the two differ by rounding, the statistics of equal ones do not.
 
     Raises:
         InputError: no data at all, every batch skipped, a batch that does not fit the model, a NaN or infinity in an
             activation (``error``), or an unknown tensor.
         ToolError: onnxruntime refuses the model or fails on a batch.
     """
-    from pipeline.activations import ActivationPass
-
     key = sha256_json(
-        {"model": sha256_file(model), "tensors": list(tensors), "data": data_key, "nonfinite": on_nonfinite}
+        {
+            "model": sha256_file(model),
+            "tensors": list(tensors),
+            "data": data_key,
+            "nonfinite": on_nonfinite,
+            "device": device,
+        }
     )
     state = _State(tensors, {"model": sha256_file(model), "data": [data_key]})
     checkpoint = folder / CHECKPOINT
@@ -89,18 +95,69 @@ def run(
         state = resumed
         progress.note(f"calibration goes on after {len(state.done)} batches of an unfinished pass")
     if tensors:
-        activations = ActivationPass(model, tensors, threads=threads)
         with progress.task("calibrating", total=total, unit="samples") as task:
-            unseen = _passed_over(batches, state.done, task.advance)
-            for count, found in enumerate(activations(unseen), start=1):
-                state.add(found, on_nonfinite, progress)
+            unseen = _passed_over(batches, frozenset(state.done), task.advance)
+            if device == "cuda":
+                steps = _on_cuda(state, model, tensors, unseen, checkpoint_every, on_nonfinite, progress)
+            else:
+                steps = _on_cpu(state, model, tensors, unseen, threads, on_nonfinite, progress)
+            for count, batch in enumerate(steps, start=1):
                 if count % checkpoint_every == 0:
                     state.save(checkpoint, key)
-                task.advance(len(found.batch.samples))
+                task.advance(len(batch.samples))
         state.check()
     state.save(folder / CALIBRATION, None)
     checkpoint.unlink(missing_ok=True)
     return state.result(folder, progress)
+
+
+def _on_cpu(
+    state: _State,
+    model: Path,
+    tensors: Sequence[str],
+    batches: Iterable[Batch],
+    threads: int | None,
+    on_nonfinite: str,
+    progress: Progress,
+) -> Iterator[Batch]:
+    """Yield each batch when it is in ``state``."""
+    from pipeline.activations import ActivationPass
+
+    for found in ActivationPass(model, tensors, threads=threads)(batches):
+        state.add(found, on_nonfinite, progress)
+        yield found.batch
+
+
+def _on_cuda(
+    state: _State,
+    model: Path,
+    tensors: Sequence[str],
+    batches: Iterable[Batch],
+    checkpoint_every: int,
+    on_nonfinite: str,
+    progress: Progress,
+) -> Iterator[Batch]:
+    """Yield each batch when it is queued on the device; every ``checkpoint_every``-th one when all are in ``state``."""
+    from pipeline.activations import NonFinite
+    from pipeline.activations_cuda import CudaActivationPass
+
+    before = state.statistics
+    queued: dict[int, Batch] = {}
+
+    def settle(passes: CudaActivationPass) -> None:
+        bad = {index: NonFinite(name, nans, infs) for index, name, nans, infs in passes.nonfinite()}
+        for index, batch in queued.items():
+            state.count(batch, bad.get(index), on_nonfinite, progress)
+        queued.clear()
+        state.statistics = {name: before[name].merge(found) for name, found in passes.collect().items()}
+
+    with CudaActivationPass(model, tensors, skip_nonfinite=on_nonfinite == "skip") as passes:
+        for count, batch in enumerate(passes(batches), start=1):
+            queued[batch.index] = batch
+            if count % checkpoint_every == 0:
+                settle(passes)
+            yield batch
+        settle(passes)
 
 
 def take(source: Path, tensors: Sequence[str], *, folder: Path, progress: Progress = SILENT) -> CalibrationResult:
@@ -156,10 +213,8 @@ class _State:
         self.samples = 0
         self.batches: list[int] = []
         self.skipped: list[int] = []
-
-    @property
-    def done(self) -> set[int]:
-        return {*self.batches, *self.skipped}
+        self.done: set[int] = set()
+        """Both together."""
 
     @classmethod
     def of_file(
@@ -174,6 +229,7 @@ class _State:
             state.statistics = statistics
             state.samples = int(meta["samples"])
             state.batches, state.skipped = [int(i) for i in meta["batches"]], [int(i) for i in meta["skipped"]]
+            state.done = {*state.batches, *state.skipped}
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(
                 f"calibration file {path} does not say what it was made from: {error}",
@@ -194,28 +250,36 @@ class _State:
         save_statistics(path, self.statistics, meta if key is None else {**meta, "key": key})
 
     def add(self, found: BatchStatistics, on_nonfinite: str, progress: Progress) -> None:
-        batch, bad = found.batch, found.nonfinite
+        if self.count(found.batch, found.nonfinite, on_nonfinite, progress):
+            for name, statistics in found.statistics.items():
+                self.statistics[name].absorb(statistics)
+
+    def count(self, batch: Batch, bad: NonFinite | None, on_nonfinite: str, progress: Progress) -> bool:
+        """Enter a batch into the figures; False when it is skipped."""
+        from pipeline.activations import nonfinite_input
+
         if batch.index in self.done:
             raise InputError(f"batch {batch.index} comes twice; its samples would count twice")
-        if bad is not None:
-            where = f"in batch {batch.index} (samples {batch.samples[0]} to {batch.samples[-1]})"
-            origin = (
-                f"the data of the model input {bad.input_name!r} already holds one"
-                if bad.input_name is not None
-                else "the data is finite, so the model makes it"
+        self.done.add(batch.index)
+        if bad is None:
+            self.batches.append(batch.index)
+            self.samples += len(batch.samples)
+            return True
+        where = f"in batch {batch.index} (samples {batch.samples[0]} to {batch.samples[-1]})"
+        guilty = nonfinite_input(batch)
+        origin = (
+            "the data is finite, so the model makes it"
+            if guilty is None
+            else f"the data of the model input {guilty!r} already holds one"
+        )
+        text = f"tensor {bad.tensor!r} has {bad.nans} NaN and {bad.infs} infinite values {where}; {origin}"
+        if on_nonfinite == "error":
+            raise InputError(
+                text, remedy="mend the data or the model, or leave such batches out with --on-nonfinite skip"
             )
-            text = f"tensor {bad.tensor!r} has {bad.nans} NaN and {bad.infs} infinite values {where}; {origin}"
-            if on_nonfinite == "error":
-                raise InputError(
-                    text, remedy="mend the data or the model, or leave such batches out with --on-nonfinite skip"
-                )
-            progress.warn(f"{text}; the batch is skipped")
-            self.skipped.append(batch.index)
-            return
-        for name, statistics in found.statistics.items():
-            self.statistics[name].absorb(statistics)
-        self.batches.append(batch.index)
-        self.samples += len(batch.samples)
+        progress.warn(f"{text}; the batch is skipped")
+        self.skipped.append(batch.index)
+        return False
 
     def check(self) -> None:
         if self.batches:
@@ -251,6 +315,7 @@ class _State:
         self.samples += other.samples
         self.batches += other.batches
         self.skipped += other.skipped
+        self.done |= other.done
 
     def result(self, folder: Path, progress: Progress) -> CalibrationResult:
         warnings = degenerate(self.statistics)
@@ -274,7 +339,7 @@ def degenerate(statistics: Mapping[str, TensorStatistics]) -> tuple[str, ...]:
     return tuple(f"{name}: {warning}" for name, warning in resolved if warning is not None)
 
 
-def _passed_over(batches: Iterable[Batch], done: set[int], advance: Any) -> Iterator[Batch]:
+def _passed_over(batches: Iterable[Batch], done: frozenset[int], advance: Any) -> Iterator[Batch]:
     for batch in batches:
         if batch.index in done:
             advance(len(batch.samples))

@@ -41,6 +41,9 @@ _OUT = Path("calibration.npz")
 @click.option("--exclude", multiple=True, help="As for `quantize build` (repeatable).")
 @click.option("--rule-off", "rules_off", multiple=True, help="As for `quantize build` (repeatable).")
 @click.option("--checkpoint-every", type=click.IntRange(min=1), default=32, show_default=True, help="Batches.")
+@click.option(
+    "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="Where the model runs."
+)
 @click.option("--fresh", is_flag=True, help="Start again even where an unfinished pass is found.")
 @output_options
 @user_errors
@@ -116,6 +119,7 @@ def _alone(model: str, out: Path, flags: Mapping[str, Any], progress: Progress) 
             checkpoint_every=flags["checkpoint_every"],
             progress=progress,
             total=len(work.samples) if size == 1 else None,
+            device=flags["device"],
             data_key=work.source.key() if size == 1 else f"{work.source.key()} {rank}/{size}",
         )
         link_or_copy(result.statistics_path, out.absolute())
@@ -136,6 +140,10 @@ def _over_ranks(
 
     if flags["shard"]:
         raise InputError("--shard is for passes that are merged later; torchrun shares the batches out by itself")
+    if flags["device"] != "cpu":
+        raise InputError(
+            "under torchrun the model runs on CPUs", remedy="for several GPUs: --shard I/N in a process each"
+        )
     with rank_session(backend=flags["backend"], limit_s=flags["rank_timeout"], verbose=verbose) as group:
         from pipeline.consistency.distributed import calibrate_ranks, check_agreement
         from pipeline.consistency.group import PREPARING

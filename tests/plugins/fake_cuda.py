@@ -67,6 +67,17 @@ class Stream:
         """Everything is done at once."""
 
 
+class Event:
+    def __init__(self) -> None:
+        self.recorded = False
+
+    def record(self, stream: Stream) -> None:
+        self.recorded = True
+
+    def synchronize(self) -> None:
+        assert self.recorded
+
+
 class Context:
     def __init__(self) -> None:
         self.depth = 0
@@ -136,6 +147,8 @@ def modules(folder: Path) -> dict[str, types.ModuleType]:
         "CompileError": CompileError,
         "Device": Device,
         "Stream": Stream,
+        "Event": Event,
+        "pagelocked_empty": np.empty,
         "mem_alloc": Memory,
         "to_device": to_device,
         "memset_d8": lambda memory, value, size: ctypes.memset(int(memory), value, size),

@@ -1,0 +1,214 @@
+"""Statistics of activations on a CUDA device: model and histograms on one stream, nothing but bins comes back.
+
+onnxruntime's CUDA provider runs on the stream of :class:`plugins.statistics.GpuStatistics`, with every captured
+activation bound to a buffer on the device that stays the same from batch to batch. Nothing waits for the device: while
+it is at work on one batch, the host queues the next.
+
+TF32 is off, so that activations are those of FP32; convolution algorithms are chosen by cuDNN's heuristics and not by
+timing, so that they are the same every time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from pipeline.core.errors import InputError, ToolError
+from pipeline.core.ort import make_session
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from calibrators import TensorStatistics
+    from pipeline.data import Batch
+    from plugins.statistics import DeviceArray
+
+__all__ = ["Binding", "CudaActivationPass"]
+
+_PROVIDER: Final = "CUDAExecutionProvider"
+_MEMORY: Final = "cuda"
+_KEPT_SHAPES: Final = 2
+"""Buffers are kept for so many shapes of a batch: the usual one and the ragged last one."""
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class CudaActivationPass:
+    """The float model on a CUDA device, captured at ``tensors``.
+
+    Args:
+        model: an ``.onnx`` file.
+        tensors: intermediate tensors, graph outputs or graph inputs; float32 or float16.
+        skip_nonfinite: leave batches with a NaN or infinity out of the statistics.
+        device: its number.
+        tf32: let matrix units round their inputs to ten bits of mantissa.
+
+    Raises:
+        InputError: PyCUDA is not installed.
+        ToolError: no device, or no CUDA provider in onnxruntime.
+    """
+
+    def __init__(
+        self, model: Path, tensors: Sequence[str], *, skip_nonfinite: bool = False, device: int = 0, tf32: bool = False
+    ) -> None:
+        import onnxruntime
+
+        from plugins.statistics import GpuStatistics
+
+        if _PROVIDER not in onnxruntime.get_available_providers():
+            raise ToolError(
+                "this onnxruntime has no CUDA provider",
+                remedy="pip install 'quantize-trt[gpu]', or calibrate with --device cpu",
+            )
+        self._model, self._device, self._tf32 = model, device, tf32
+        self.statistics = GpuStatistics(tensors, skip_nonfinite=skip_nonfinite, device=device)
+        self._session: Any = None
+        self._options = onnxruntime.RunOptions()
+        self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+        self._bindings: dict[tuple[Any, ...], Binding] = {}
+
+    def __call__(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Queue every batch; yields it when that is done, which is before the device is.
+
+        Raises:
+            InputError: a tensor that does not exist or is of another type, a batch that comes twice.
+            ToolError: onnxruntime refuses the model or fails on a batch.
+        """
+        for batch in batches:
+            binding = self.bind(batch.feeds)
+            self.upload(batch.feeds, binding)
+            self.forward(binding, batch.index)
+            self.statistics.update(binding.arrays, batch.index)
+            yield batch
+
+    def bind(self, feeds: Mapping[str, Array]) -> Binding:
+        """Buffers for batches of the shape of ``feeds``, which is run once so that onnxruntime allocates them."""
+        key = tuple((name, array.shape, array.dtype.name) for name, array in sorted(feeds.items()))
+        if key not in self._bindings:
+            if len(self._bindings) >= _KEPT_SHAPES:
+                self.statistics.stream.synchronize()  # the oldest buffers may still be in use
+                del self._bindings[next(iter(self._bindings))]
+            self._bindings[key] = self._allocate(feeds)
+        return self._bindings[key]
+
+    def _allocate(self, feeds: Mapping[str, Array]) -> Binding:
+        import onnxruntime
+        import pycuda.driver as cuda
+
+        from plugins.statistics import DeviceArray
+
+        captured = [name for name in self.statistics.tensors if name not in feeds]
+        if self._session is None:
+            self._session = self._open(captured)
+        place = (_MEMORY, self._device)
+        inputs = {
+            name: onnxruntime.OrtValue.ortvalue_from_numpy(np.array(array, order="C"), *place)
+            for name, array in feeds.items()
+        }
+        io = self._session.io_binding()
+        for name, value in inputs.items():
+            io.bind_ortvalue_input(name, value)
+        names = captured or [self._session.get_outputs()[0].name]
+        for name in names:
+            io.bind_output(name, *place)
+        try:
+            self._session.run_with_iobinding(io)
+        except Exception as error:
+            raise ToolError(f"onnxruntime fails on the first batch of its shape on the CUDA device: {error}") from error
+        outputs = dict(zip(names, io.get_outputs(), strict=True))
+        for name, value in outputs.items():
+            io.bind_ortvalue_output(name, value)
+        values = {**inputs, **outputs}
+        arrays = tuple(
+            DeviceArray(values[name].data_ptr(), int(np.prod(values[name].shape())), _numpy_name(values[name], name))
+            for name in self.statistics.tensors
+        )
+        staged = [
+            {name: cuda.pagelocked_empty(array.shape, array.dtype) for name, array in feeds.items()} for _ in range(2)
+        ]
+        return Binding(io, inputs, outputs, arrays, staged, [None, None])
+
+    def _open(self, captured: Sequence[str]) -> Any:
+        options = {
+            "device_id": str(self._device),
+            "user_compute_stream": str(self.statistics.stream.handle),
+            "cudnn_conv_algo_search": "HEURISTIC",
+            "use_tf32": str(int(self._tf32)),
+        }
+        session = make_session(self._model, capture=captured, providers=[(_PROVIDER, options), "CPUExecutionProvider"])
+        if session.get_providers()[0] != _PROVIDER:
+            raise ToolError(
+                "onnxruntime's CUDA provider does not start on this machine", remedy="calibrate with --device cpu"
+            )
+        return session
+
+    def upload(self, feeds: Mapping[str, Array], binding: Binding) -> None:
+        """Copy a batch into page-locked memory and queue its way to the device. Two batches can be on their way."""
+        import pycuda.driver as cuda
+
+        if binding.passed[0] is not None:
+            binding.passed[0].synchronize()
+        staged = binding.staged[0]
+        for name, value in binding.inputs.items():
+            staged[name][...] = feeds[name]
+            cuda.memcpy_htod_async(value.data_ptr(), staged[name], self.statistics.stream)
+        passed = cuda.Event()
+        passed.record(self.statistics.stream)
+        binding.staged.reverse()
+        binding.passed[:] = [binding.passed[1], passed]
+
+    def forward(self, binding: Binding, batch_index: int) -> None:
+        """Queue a run of the model on what lies in its input buffers."""
+        try:
+            self._session.run_with_iobinding(binding.io, self._options)
+        except Exception as error:
+            raise ToolError(f"onnxruntime fails on batch {batch_index} on the CUDA device: {error}") from error
+
+    def nonfinite(self) -> list[tuple[int, str, int, int]]:
+        """(batch, tensor, NaNs, infinities) of each batch so far that has such values. Waits for the device."""
+        return self.statistics.nonfinite()
+
+    def collect(self) -> dict[str, TensorStatistics]:
+        """The statistics of all batches so far. Waits for the device."""
+        return self.statistics.collect()
+
+    def close(self) -> None:
+        """Give the device back. The object is of no use afterwards."""
+        self.statistics.stream.synchronize()
+        self._bindings.clear()
+        self._session = None
+        self.statistics.close()
+
+    def __enter__(self) -> CudaActivationPass:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@dataclass(frozen=True)
+class Binding:
+    """Buffers on the device for batches of one shape."""
+
+    io: Any
+    inputs: dict[str, Any]
+    outputs: dict[str, Any]
+    arrays: tuple[DeviceArray, ...]
+    """The tensors asked for, in their order."""
+    staged: list[dict[str, Array]]
+    """Page-locked memory for two batches; the first one is the next to be used."""
+    passed: list[Any]
+    """Events after which they are free again."""
+
+
+def _numpy_name(value: Any, tensor: str) -> str:
+    names = {"tensor(float)": "float32", "tensor(float16)": "float16"}
+    if value.data_type() not in names:
+        raise InputError(
+            f"tensor {tensor!r} is of type {value.data_type()}; on a CUDA device float and float16 are calibrated",
+            remedy="calibrate with --device cpu",
+        )
+    return names[value.data_type()]
