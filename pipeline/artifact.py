@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 
 from pipeline.core.errors import InputError
 from pipeline.core.files import sha256_file, write_json
@@ -104,6 +104,16 @@ class Manifest(Record):
     warnings: tuple[str, ...] = ()
     files: dict[str, FileRecord] = Field(default_factory=dict)
     """Path relative to the artifact, with forward slashes."""
+
+    @field_validator("files")
+    @classmethod
+    def _inside(cls, files: dict[str, FileRecord]) -> dict[str, FileRecord]:
+        """A manifest from elsewhere must not make a build read or remove files outside its folder."""
+        for name in files:
+            path = PurePosixPath(name)
+            if path.is_absolute() or ".." in path.parts or not path.parts:
+                raise ValueError(f"the file {name!r} does not lie in the artifact")
+        return files
 
 
 class Difference(Record):

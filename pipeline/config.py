@@ -5,9 +5,10 @@ Precedence, lowest first: defaults here, the file given with ``-c``, flags on th
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -43,6 +44,10 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
     "efficientnet-lite": {"crop": (224, 224), "mean": (127.0,), "std": (128.0,)},
 }
+
+
+_LARGEST_IMAGE = 16384
+"""Side in pixels: beyond it a size is a slip, and images of it fill the memory."""
 
 
 class _Config(BaseModel):
@@ -191,10 +196,22 @@ class Preprocess(_Config):
                 ) from error
         return value
 
-    @field_validator("std")
+    @field_validator("resize", "crop")
     @classmethod
-    def _std_not_zero(cls, value: tuple[float, ...]) -> tuple[float, ...]:
-        if not value or any(v == 0 for v in value):
+    def _sizes(cls, value: tuple[int, ...], info: Any) -> tuple[int, ...]:
+        if len(value) > 2 or not all(1 <= size <= _LARGEST_IMAGE for size in value):
+            raise ValueError(
+                f"{info.field_name} must be one or two numbers from 1 to {_LARGEST_IMAGE}, got {value}: "
+                "256 or 224x224 (height x width)"
+            )
+        return value
+
+    @field_validator("mean", "std")
+    @classmethod
+    def _usable(cls, value: tuple[float, ...], info: Any) -> tuple[float, ...]:
+        if not value or not all(math.isfinite(v) for v in value):
+            raise ValueError(f"{info.field_name} must be finite, one number or one per channel, got {value}")
+        if info.field_name == "std" and any(v == 0 for v in value):
             raise ValueError(f"std must not be zero, got {value}")
         return value
 
@@ -265,10 +282,13 @@ def validated(kind: type[Any], values: Mapping[str, Any], *, origin: str) -> Any
 
 def _field_names(kind: Any, path: tuple[Any, ...]) -> list[str]:
     for part in path:
+        if isinstance(part, int):  # the place in a tuple
+            continue
         field = getattr(kind, "model_fields", {}).get(part)
         if field is None:
             return []
-        kind = field.annotation
+        inner = [item for item in get_args(field.annotation) if item not in (type(None), ...)]
+        kind = inner[0] if inner else field.annotation
     return list(getattr(kind, "model_fields", {}))
 
 

@@ -34,7 +34,9 @@ def check_folder(folder: Path, *, force: bool) -> None:
     Raises:
         InputError: unless ``force``; always where ``folder`` is a file.
     """
-    if not folder.exists():
+    with explain_os_errors(folder):
+        exists = folder.exists()
+    if not exists:
         return
     if not folder.is_dir():
         raise InputError(f"{folder} is a file", remedy="give a folder with --out")

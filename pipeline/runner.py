@@ -79,7 +79,12 @@ class StageRunner:
         """
         lock = self.work / "lock"
         with explain_os_errors(lock):
-            self.work.mkdir(parents=True, exist_ok=True)
+            try:
+                self.work.mkdir(parents=True, exist_ok=True)
+            except FileNotFoundError as error:  # where no folder can be made, such as below /proc
+                raise InputError(
+                    f"cannot make the folder {self.work}: {error.strerror}", remedy="choose another --out"
+                ) from error
             handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             try:

@@ -71,6 +71,8 @@ def test_a_portable_model_is_taken_byte_for_byte(tmp_path) -> None:
     assert found.source_sha256 == sha256_file(path)
     assert [(spec.name, spec.dtype, spec.shape) for spec in found.inputs] == [("x", "float32", ("N", 3, 8, 8))]
     assert found.notes == found.warnings == ()
+    found.model_path.write_bytes(b"damaged")
+    assert sha256_file(path) == found.source_sha256  # the user's file is no link to the pipeline's
 
 
 @pytest.mark.parametrize("opset", [13, 15, 17])

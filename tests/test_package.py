@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -94,3 +95,17 @@ def test_a_foreign_folder_is_not_written_into(tmp_path: Path) -> None:
     package.check_folder(tmp_path / "new", force=False)
     with pytest.raises(InputError, match="is a file"):
         package.check_folder(tmp_path / "thesis.tex", force=True)
+
+
+@pytest.mark.parametrize("name", ["../../outside", "/etc/hostname", "a/../../b", ""])
+def test_a_manifest_with_files_outside_its_folder_is_refused(tmp_path: Path, name: str) -> None:
+    folder = packaged(tmp_path).folder
+    text = (folder / MANIFEST).read_text()
+    (folder / MANIFEST).write_text(text.replace('"model.int8.onnx"', json.dumps(name)))
+    with pytest.raises(InputError, match="does not lie in the artifact"):
+        Artifact.open(folder)
+
+
+def test_a_folder_name_that_no_disk_takes_is_explained(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="File name too long"):
+        package.check_folder(tmp_path / ("y" * 300), force=False)

@@ -144,3 +144,10 @@ def test_prune_keeps_only_what_was_used(tmp_path: Path) -> None:
     used = runner.run("answer", Answer, {"new": 1}, stage([]))
     runner.prune()
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == [used.result.folder.name]
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc, where no folder can be made")
+def test_a_place_without_folders_is_explained() -> None:
+    lock = StageRunner(Path("/proc/nowhere")).locked()
+    with pytest.raises(InputError, match="cannot make the folder /proc/nowhere"), lock:
+        pass

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "atomic_file",
     "canonical_json",
+    "copy_file",
     "explain_os_errors",
     "fsync_dir",
     "link_or_copy",
@@ -50,7 +51,7 @@ def explain_os_errors(path: Path) -> Iterator[None]:
                 f"no space left on the disk while writing {path}",
                 remedy="free some space or choose another --out; finished stages are kept for the next run",
             ) from error
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP):
             raise InputError(
                 f"cannot write {path}: {error.strerror}", remedy="choose a folder you can write to with --out"
             ) from error
@@ -117,23 +118,43 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """Put ``source`` at ``target`` atomically: a hard link where the file system allows, a copy otherwise."""
+    """Put ``source`` at ``target`` atomically: a hard link where the file system allows, a copy otherwise.
+
+    Only for files of the project's own: writing into one of two links changes both.
+    """
+    with _placed(target) as temp:
+        try:
+            os.link(source, temp)
+        except OSError:
+            _copy(source, temp)
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """Put a copy of ``source`` at ``target`` atomically."""
+    with _placed(target) as temp:
+        _copy(source, temp)
+
+
+@contextmanager
+def _placed(target: Path) -> Iterator[Path]:
+    """A path beside ``target`` that is renamed to it when the block ends without an error."""
     with explain_os_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         temp = target.with_name(f".{target.name}.{os.getpid()}{_TEMP_SUFFIX}")
         temp.unlink(missing_ok=True)
         try:
-            try:
-                os.link(source, temp)
-            except OSError:
-                shutil.copyfile(source, temp)
-                with temp.open("rb+") as stream:
-                    os.fsync(stream.fileno())
+            yield temp
             temp.replace(target)
         except BaseException:
             temp.unlink(missing_ok=True)
             raise
         fsync_dir(target.parent)
+
+
+def _copy(source: Path, target: Path) -> None:
+    shutil.copyfile(source, target)
+    with target.open("rb+") as stream:
+        os.fsync(stream.fileno())
 
 
 def sha256_bytes(data: bytes) -> str:

@@ -36,7 +36,7 @@ def open_source(spec: str, inputs: Sequence[TensorSpec], preprocess: Preprocess 
     if path.is_dir():
         return ImageFolder(path, inputs, preprocess)
     code = None if path.exists() else parse_code(spec)
-    if preprocess is not None and (path.exists() or code is not None):
+    if preprocess is not None and (code is not None or (path.exists() and path.suffix in (".npy", ".npz"))):
         raise InputError(
             f"preprocessing is declared, and --data {spec} gives arrays, to which none is applied",
             remedy="leave --preprocess out and give the arrays as the model takes them",

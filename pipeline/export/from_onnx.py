@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.core.errors import CheckFailed, InputError, QuantizeError
-from pipeline.core.files import link_or_copy, sha256_file, sha256_json
+from pipeline.core.files import copy_file, sha256_file, sha256_json
 from pipeline.equivalence import difference, example_shapes, random_feeds, run_model
 from pipeline.export.opset import LOWEST, MAX_IR_VERSION, PORTABLE, CannotConvert, convert, lower_ir_version
 from pipeline.export.result import ExportResult
@@ -47,7 +47,7 @@ def export_onnx_file(
         check_file(written)
     else:
         written = folder / MODEL
-        link_or_copy(path, written)
+        copy_file(path, written)  # no link: the user's file must not change with it, nor it with the user's file
     specs = tensor_specs(model.graph.inputs), tensor_specs(model.graph.outputs)
     result_opset = opset_of(model)
     del model

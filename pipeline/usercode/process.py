@@ -31,6 +31,7 @@ __all__ = ["UserProcess"]
 _START = Path(__file__).with_name("start.py")
 _POLL_MS = 500
 _TAIL_LINES = 15
+_TAIL_COLUMNS = 200
 _TAIL_BYTES = 16_384
 _TERMINATE_S = 2.0
 _Array = np.ndarray[Any, np.dtype[Any]]
@@ -174,4 +175,6 @@ class UserProcess:
         size = self._output.seek(0, os.SEEK_END)
         self._output.seek(max(0, size - _TAIL_BYTES))
         lines = deque(self._output.read().decode(errors="replace").splitlines(), maxlen=_TAIL_LINES)
-        return "\nlast output:\n" + "\n".join(f"  {line}" for line in lines) if any(map(str.strip, lines)) else ""
+        if not any(map(str.strip, lines)):
+            return ""
+        return "\nlast output:\n" + "\n".join(f"  {line[-_TAIL_COLUMNS:]}" for line in lines)

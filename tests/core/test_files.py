@@ -12,6 +12,7 @@ from pipeline.core.errors import InputError
 from pipeline.core.files import (
     atomic_file,
     canonical_json,
+    copy_file,
     explain_os_errors,
     link_or_copy,
     sha256_json,
@@ -54,6 +55,16 @@ def test_links_share_content_and_replace(tmp_path: Path) -> None:
     write_text(tmp_path / "b", "2")
     link_or_copy(tmp_path / "a", tmp_path / "b")
     assert (tmp_path / "b").read_text() == "1"
+
+
+def test_a_copy_is_no_link(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"1")
+    (tmp_path / "b").write_bytes(b"old")
+    copy_file(tmp_path / "a", tmp_path / "b")
+    with (tmp_path / "b").open("r+b") as stream:
+        stream.write(b"2")
+    assert (tmp_path / "a").read_bytes() == b"1"
+    assert {path.name for path in tmp_path.iterdir()} == {"a", "b"}
 
 
 def test_json_is_canonical_and_refuses_nan(tmp_path: Path) -> None:

@@ -45,6 +45,9 @@ def test_several_inputs(tmp_path) -> None:
 def test_tensors(tmp_path) -> None:
     body = "import torch\ndef rows():\n  yield torch.ones(2, 3, requires_grad=True)"
     assert len(list(_source(tmp_path, body).read(everything))) == 2
+    body = "import torch\ndef rows():\n  yield torch.full((1, 3), 1.5, dtype=torch.bfloat16)"
+    (sample,) = [sample["x"] for _, sample in _source(tmp_path, body).read(everything)]
+    assert (sample.dtype, sample.tolist()) == (np.float32, [1.5, 1.5, 1.5])
 
 
 @pytest.mark.parametrize(

@@ -33,3 +33,7 @@ def test_preprocessing_is_for_images_only(tmp_path) -> None:
     for spec in (f"{tmp_path}/x.npy", f"{tmp_path}/data.py:rows"):
         with pytest.raises(InputError, match="gives arrays, to which none is applied"):
             open_source(spec, [ROW], Preprocess())
+    (tmp_path / "x.png").touch()
+    with pytest.raises(InputError, match="is of no known kind") as caught:
+        open_source(f"{tmp_path}/x.png", [ROW], Preprocess())
+    assert caught.value.remedy == f"give the folder: {tmp_path}"

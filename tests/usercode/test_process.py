@@ -195,10 +195,13 @@ def test_forked_worker_that_holds_the_pipe_does_not_hide_the_death(tmp_path) -> 
     assert "ended its process with status 7" in _failure(tmp_path, body)
 
 
-def test_child_ends_when_the_parent_is_killed(tmp_path) -> None:
+@pytest.mark.parametrize("after", ["while True: yield np.ones(2, 'f')", "time.sleep(600)"], ids=["waits", "works"])
+def test_child_and_what_it_started_end_when_the_parent_is_killed(tmp_path, after: str) -> None:
     (tmp_path / "mine.py").write_text(
-        f"import numpy as np, os\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\n"
-        "def rows():\n  while True: yield np.ones(2, 'f')\n"
+        "import numpy as np, os, subprocess, time\n"
+        "other = subprocess.Popen(['sleep', '600'])\n"
+        f"open({str(tmp_path / 'pid')!r}, 'w').write(f'{{os.getpid()}} {{other.pid}}')\n"
+        f"def rows():\n  yield np.ones(2, 'f')\n  {after}\n"
     )
     parent = subprocess.Popen(
         [
@@ -207,22 +210,28 @@ def test_child_ends_when_the_parent_is_killed(tmp_path) -> None:
             "import sys, time\n"
             "from pipeline.usercode import UserProcess, parse_code\n"
             f"with UserProcess(parse_code({str(tmp_path / 'mine.py') + ':rows'!r}), {TASK!r}) as p:\n"
-            "    p.answer(True); p.receive(); print('ready', flush=True); time.sleep(600)\n",
+            "    p.answer(True); p.answer(True); p.receive(); print('ready', flush=True); time.sleep(600)\n",
         ],
         stdout=subprocess.PIPE,
     )
     assert parent.stdout is not None
     assert parent.stdout.readline() == b"ready\n"
-    child = int((tmp_path / "pid").read_text())
-    assert _alive(child)
+    children = [int(number) for number in (tmp_path / "pid").read_text().split()]
+    assert all(map(_alive, children))
     parent.kill()
     parent.wait()
     parent.stdout.close()
     for _ in range(200):
-        if not _alive(child):
+        if not any(map(_alive, children)):
             return
         time.sleep(0.05)
-    pytest.fail("the child lives on")
+    pytest.fail("a child lives on")
+
+
+def test_long_lines_of_output_are_cut(tmp_path) -> None:
+    message = _failure(tmp_path, "def rows():\n  print('a' * 5000 + 'end')\n  yield 1 / 0")
+    assert "aaaend" in message
+    assert len(message) < 1000
 
 
 def test_safe_path_in_the_environment(tmp_path, monkeypatch) -> None:

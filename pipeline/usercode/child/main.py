@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
-from typing import Any
+import time
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -14,6 +16,7 @@ from .recording import FileRecorder
 
 __all__ = ["main"]
 
+_PARENT_CHECK_S = 0.5
 _Array = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -29,30 +32,30 @@ def main(read_descriptor: int, write_descriptor: int) -> None:
                 raise EOFError
             buffer = buffer[count:]
 
+    parent = os.getppid()
     task, _ = read_message(read_into)
+    _end_with(parent)
     if task["task"] == "export":
         from . import export  # imports torch, before the user's directory is on the path
-
-        _exit_with_parent(read_descriptor)
     recorder = FileRecorder()
 
     def send(header: dict[str, Any], arrays: dict[str, _Array]) -> None:
         try:
             write_message(write_descriptor, {**header, "opened": recorder.new_files()}, arrays)
         except BrokenPipeError:
-            os._exit(0)  # the parent has what it wants
+            _end_group()  # the parent has what it wants
 
     def wants() -> bool:
         answer = os.read(read_descriptor, 1)
         if not answer:
-            os._exit(0)
+            _end_group()
         return answer == b"1"
 
     def receive() -> tuple[dict[str, Any], dict[str, _Array]]:
         try:
             return read_message(read_into)
         except EOFError:
-            os._exit(0)  # the parent is gone
+            _end_group()  # the parent is gone
 
     try:
         target = load_object(task["directory"], task["file"], task["module"], task["attribute"])
@@ -89,11 +92,21 @@ def main(read_descriptor: int, write_descriptor: int) -> None:
     os._exit(0)
 
 
-def _exit_with_parent(read_descriptor: int) -> None:
-    """End this process when the parent closes its end of the pipe, as it does when it dies."""
+def _end_with(parent: int) -> None:
+    """End this process, and those that the user's code has started, when the process ``parent`` dies.
+
+    A closed pipe would be noticed only when the user's code gives something, which may be long after.
+    """
 
     def watch() -> None:
-        if not os.read(read_descriptor, 1):
-            os._exit(1)
+        while os.getppid() == parent:
+            time.sleep(_PARENT_CHECK_S)
+        _end_group()
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+def _end_group() -> NoReturn:
+    """End this process and all that it has started; the group is its own, as the parent has begun a session."""
+    os.killpg(os.getpgrp(), signal.SIGKILL)
+    os._exit(1)  # not reached

@@ -91,7 +91,10 @@ def _by_name(item: Any, names: list[str], position: int) -> dict[str, _Array]:
 
 def _array(value: Any, name: str, position: int) -> _Array:
     if _is_tensor(value):
-        return value.detach().cpu().numpy()  # type: ignore[no-any-return]
+        value = value.detach().cpu()
+        if str(value.dtype) == "torch.bfloat16":  # numpy has no such type; float32 holds all its values
+            value = value.float()
+        return value.numpy()  # type: ignore[no-any-return]
     try:
         array = np.asarray(value)
     except ValueError as error:
