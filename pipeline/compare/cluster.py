@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ray_workers"]
 
+_CONNECT_SECONDS: Final = 10.0
 _RETRIES: Final = 3
 """How often a task is started again after its worker was lost."""
 
@@ -101,6 +102,24 @@ def _digests(task: Task) -> set[str]:
     return {digest for files in task.files.values() for digest in files.digests}
 
 
+def _no_cluster(address: str, error: Exception) -> InputError:
+    return InputError(
+        f"no Ray cluster answers at {address!r}: {error}",
+        remedy="`ray start --head` starts one; without --address the work is done on this machine",
+    )
+
+
+def _check_reachable(address: str) -> None:
+    """Ray itself tries for minutes."""
+    host, separator, port = address.removeprefix("ray://").rpartition(":")
+    if not separator or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
+    except OSError as error:
+        raise _no_cluster(address, error) from error
+
+
 @contextmanager
 def ray_workers(count: int | None, address: str | None, progress: Progress) -> Iterator[_RayWorkers]:
     """Workers on the cluster at ``address``, or on one started here for the length of the block.
@@ -109,16 +128,17 @@ def ray_workers(count: int | None, address: str | None, progress: Progress) -> I
         InputError: Ray is not installed, or there is no cluster at ``address``.
     """
     ray = require("ray", extra="cluster", purpose="--address" if address else "--workers")
+    if address is not None:
+        _check_reachable(address)
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "error", "configure_logging": False}
     if address is None:
         options.update(num_cpus=count, include_dashboard=False)
     try:
         ray.init(address=address, **options)
     except (ConnectionError, ValueError, RuntimeError, OSError) as error:
-        raise InputError(
-            f"no Ray cluster answers at {address!r}: {error}" if address else f"Ray cannot start here: {error}",
-            remedy="`ray start --head` starts one; without --address the work is done on this machine",
-        ) from error
+        if address is not None:
+            raise _no_cluster(address, error) from error
+        raise ToolError(f"Ray cannot start here: {error}", remedy="give --workers 1 to do without it") from error
     try:
         nodes = [node for node in ray.nodes() if node.get("Alive")]
         cores = int(ray.cluster_resources().get("CPU", 1))

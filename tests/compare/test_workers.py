@@ -151,6 +151,14 @@ def test_an_address_without_ray_names_the_extra(monkeypatch: pytest.MonkeyPatch)
     assert caught.value.remedy == "pip install 'quantize-trt[cluster]'"
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1"])
+def test_an_address_where_nothing_answers_is_told_at_once(address: str) -> None:
+    pytest.importorskip("ray", reason="Ray (extra 'cluster') is not installed")
+    with pytest.raises(InputError, match=f"no Ray cluster answers at '{address}'"):
+        with open_workers(None, address, SILENT):
+            pass
+
+
 def test_without_ray_several_run_in_this_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("pipeline.compare.workers._ray_installed", lambda: False)
     with open_workers(3, None, SILENT) as workers:
