@@ -29,9 +29,17 @@ if TYPE_CHECKING:
     from pipeline.core.progress import Progress
 
 __all__ = [
-    "DEFAULT_RTOL", "DeviceCheck", "OutputCheck", "ScaleCheck", "build_probe", "check_on_device", "check_outputs",
-    "check_scales", "device_text",
-]  # fmt: skip
+    "DEFAULT_RTOL",
+    "DeviceCheck",
+    "OutputCheck",
+    "ScaleCheck",
+    "build_probe",
+    "check_on_device",
+    "check_outputs",
+    "check_probe",
+    "check_scales",
+    "device_text",
+]
 
 Arrays = dict[str, np.ndarray[Any, np.dtype[Any]]]
 
@@ -192,7 +200,10 @@ def build_probe(artifact: Artifact, *, target: str, plan: Path, progress: Progre
         target=target,
         profiles=[Profile.parse(text) for text in artifact.manifest.profiles],
         plan_path=plan,
-        options=BuildOptions(mark_outputs=tuple(name for name in visible_tensors(model).values() if name not in shown)),
+        options=BuildOptions(
+            mark_outputs=tuple(name for name in visible_tensors(model).values() if name not in shown),
+            optimization_level=0,  # scales do not depend on the choice of kernels
+        ),
         progress=progress,
     )
     _record_path(plan).write_text(record.model_dump_json(indent=2) + "\n")
@@ -221,27 +232,51 @@ def check_on_device(
         InputError: no artifact, no engine for ``target``, or one that cannot run here.
         ToolError: TensorRT fails.
     """
-    from pipeline.engine.device import describe_device
+    from pipeline.engine.runner import Runner
+
+    artifact = Artifact.open(folder)
+    recorded = _samples(artifact)
+    with Runner.from_artifact(folder, target=target) as engine:
+        outputs = check_outputs(engine(_feeds(recorded)), recorded)
+    scales: tuple[ScaleCheck, ...] = ()
+    if probe is not None:
+        scales = check_probe(folder, target=target, probe=probe, rtol=rtol, progress=progress).scales
+    return _check(artifact, target, recorded, rtol, outputs, scales)
+
+
+def check_probe(
+    folder: Path, *, target: str = "tensorrt", probe: Path, rtol: float = DEFAULT_RTOL, progress: Progress = SILENT
+) -> DeviceCheck:
+    """:func:`check_on_device` with the probe alone, for an artifact that has no engine for ``target`` yet."""
     from pipeline.engine.records import EngineRecord
     from pipeline.engine.runner import Runner
 
     artifact = Artifact.open(folder)
     recorded = _samples(artifact)
-    feeds = {name.removeprefix("inputs/"): values for name, values in recorded.items() if name.startswith("inputs/")}
-    with Runner.from_artifact(folder, target=target) as engine:
-        outputs = check_outputs(engine(feeds), recorded)
+    if not _usable(probe, artifact):
+        with progress.task("building the probe engine", total=None, unit="steps"):
+            build_probe(artifact, target=target, plan=probe, progress=progress)
+        _source_path(probe).write_text(sha256_file(artifact.path(INT8_MODEL)))
+    record = EngineRecord.model_validate_json(_record_path(probe).read_bytes())
+    with Runner(probe, target=target, record=record) as engine:
+        results = engine(_feeds(recorded))
     names = visible_tensors(artifact.path(INT8_MODEL))
-    scales: tuple[ScaleCheck, ...] = ()
-    if probe is not None:
-        if not _usable(probe, artifact):
-            with progress.task("building the probe engine", total=None, unit="steps"):
-                build_probe(artifact, target=target, plan=probe, progress=progress)
-            _source_path(probe).write_text(sha256_file(artifact.path(INT8_MODEL)))
-        record = EngineRecord.model_validate_json(_record_path(probe).read_bytes())
-        with Runner(probe, target=target, record=record) as engine:
-            results = engine(feeds)
-        shown = {tensor: results[name] for tensor, name in names.items() if name in results}
-        scales = check_scales(shown, context_of_artifact(folder), rtol=rtol)
+    shown = {tensor: results[name] for tensor, name in names.items() if name in results}
+    own = {output.name: results[output.name] for output in artifact.manifest.outputs if output.name in results}
+    scales = check_scales(shown, context_of_artifact(folder), rtol=rtol)
+    return _check(artifact, target, recorded, rtol, check_outputs(own, recorded), scales)
+
+
+def _check(
+    artifact: Artifact,
+    target: str,
+    recorded: Arrays,
+    rtol: float,
+    outputs: tuple[OutputCheck, ...],
+    scales: tuple[ScaleCheck, ...],
+) -> DeviceCheck:
+    from pipeline.engine.device import describe_device
+
     measured = {check.tensor for check in scales}
     device = describe_device()
     return DeviceCheck(
@@ -251,8 +286,12 @@ def check_on_device(
         rtol=rtol,
         outputs=outputs,
         scales=scales,
-        hidden=tuple(name for name in names if name not in measured),
+        hidden=tuple(name for name in visible_tensors(artifact.path(INT8_MODEL)) if name not in measured),
     )
+
+
+def _feeds(recorded: Arrays) -> Arrays:
+    return {name.removeprefix("inputs/"): values for name, values in recorded.items() if name.startswith("inputs/")}
 
 
 def _source_path(probe: Path) -> Path:

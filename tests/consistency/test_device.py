@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.artifact import INT8_MODEL, SAMPLES
 from pipeline.consistency.compare import assert_consistent
-from pipeline.consistency.device import check_on_device, check_outputs, check_scales
+from pipeline.consistency.device import check_on_device, check_outputs, check_probe, check_scales, device_text
 from pipeline.consistency.loading import load_context
 from pipeline.core.errors import InputError
 from pipeline.engine.records import EngineRecord
@@ -139,6 +139,14 @@ def test_the_probe_is_built_once(artifact: Path, tmp_path: Path) -> None:
     assert_consistent([load_context(artifact), check.context])
 
 
+def test_the_probe_alone(artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check = check_probe(artifact, probe=tmp_path / "probe.plan")
+    assert FakeEngine.opened == ["build", "probe"]
+    assert [scale.verdict for scale in check.scales] == ["ok", "ok"]
+    assert [output.output for output in check.outputs] == ["z"]
+    assert not check.passed  # the stand-in's probe returns other values than were recorded
+
+
 def test_the_probe_of_another_graph_is_not_used(artifact: Path, tmp_path: Path) -> None:
     check_on_device(artifact, probe=tmp_path / "probe.plan")
     (tmp_path / "probe.source").write_text("0" * 64)
@@ -164,3 +172,14 @@ def test_damaged_samples(artifact: Path) -> None:
     (artifact / SAMPLES).write_bytes(b"PK")
     with pytest.raises(InputError, match=r"samples\.npz cannot be read"):
         check_on_device(artifact)
+
+
+def test_text(artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "2 quantised tensors are not visible in this engine; --probe PLAN builds an engine that shows them" in (
+        device_text(check_on_device(artifact))
+    )
+    good = device_text(check_on_device(artifact, probe=tmp_path / "probe.plan"))
+    assert "scales: 2 of 2 visible tensors within 1e-05 of the artifact" in good
+    monkeypatch.setattr(FakeEngine, "x_scale", float(X_SCALE) * 1.5)
+    bad = device_text(check_on_device(artifact, probe=tmp_path / "probe.plan"))
+    assert "x: other scale: measured 0.0464999975, the artifact has 0.0309999995" in bad
