@@ -174,7 +174,12 @@ class Artifact:
         try:
             return cls(folder, Manifest.model_validate_json(json.dumps(raw)))
         except ValidationError as error:
-            raise InputError(f"{path} is not a valid manifest: {error}") from error
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise InputError(
+                f"{path} is not a valid manifest: {where}: {first['msg'].removeprefix('Value error, ')}",
+                remedy="restore it, or build again with --force",
+            ) from error
 
     def path(self, name: str) -> Path:
         """The file ``name`` of this artifact.

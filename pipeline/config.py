@@ -46,6 +46,8 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
+_LARGEST_DIMENSION = 2**31 - 1
+"""TensorRT's dimensions have 32 bits."""
 _LARGEST_IMAGE = 16384
 """Side in pixels: beyond it a size is a slip, and images of it fill the memory."""
 
@@ -70,6 +72,8 @@ class ShapeRange(_Config):
                 raise ValueError(
                     f"dimension {axis} needs 1 <= min <= opt <= max, got min {low}, opt {mid}, max {high} in {self}"
                 )
+            if high > _LARGEST_DIMENSION:
+                raise ValueError(f"dimension {axis} is {high} in {self}, the largest possible is {_LARGEST_DIMENSION}")
         return self
 
     def __str__(self) -> str:

@@ -81,6 +81,9 @@ def run(files: Mapping[str, Path], manifest: Manifest, *, folder: Path, progress
     complete = manifest.model_copy(update={"files": records})
     previous = _previous_files(folder)
     write_manifest(staging, complete)
+    if in_the_way := [name for name in (*names, MANIFEST) if (folder / name).is_dir()]:
+        # Before the old artifact is touched.
+        raise InputError(f"{folder / in_the_way[0]} is a folder, and a file belongs there", remedy="remove it")
     with explain_os_errors(folder):
         (folder / MANIFEST).unlink(missing_ok=True)
         for name in previous:

@@ -40,6 +40,7 @@ def test_profile_of_a_name_with_equals_and_colons() -> None:
         ("x=1xN,1x3,1x3", "'1xN' is not a shape"),
         ("1x3,1x3,1x3", "not NAME=MIN,OPT,MAX"),
         ("x=0x3,1x3,1x3", "got min 0"),
+        ("x=1x3,1x3,2147483648x3", "dimension 0 is 2147483648 in .*, the largest possible is 2147483647"),
         ("x=1x3;x=2x3", "'x' twice"),
         ("", "at least one input"),
     ],

@@ -109,3 +109,13 @@ def test_a_manifest_with_files_outside_its_folder_is_refused(tmp_path: Path, nam
 def test_a_folder_name_that_no_disk_takes_is_explained(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="File name too long"):
         package.check_folder(tmp_path / ("y" * 300), force=False)
+
+
+def test_a_folder_in_the_place_of_a_file_is_found_before_the_old_artifact_is_touched(tmp_path: Path) -> None:
+    folder = packaged(tmp_path).folder
+    before = (folder / MANIFEST).read_bytes()
+    (folder / "scales.json").mkdir()
+    with pytest.raises(InputError, match="scales.json is a folder"):
+        package.run({"scales.json": tmp_path / "m"}, manifest(), folder=folder)
+    assert (folder / MANIFEST).read_bytes() == before
+    assert (folder / "model.int8.onnx").is_file()

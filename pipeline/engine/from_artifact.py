@@ -15,10 +15,11 @@ import numpy as np
 
 from pipeline.artifact import INT8_MODEL, SAMPLES, Artifact, engine_folder
 from pipeline.config import Profile
-from pipeline.core.errors import CheckFailed, QuantizeError
+from pipeline.core.errors import CheckFailed, InputError, QuantizeError
 from pipeline.core.files import explain_os_errors, fsync_dir, sha256_file, write_text
 from pipeline.core.progress import SILENT
 from pipeline.engine.builder import build_engine
+from pipeline.engine.compat import MODULES
 from pipeline.engine.profiles import covers, nearest_allowed
 from pipeline.engine.records import BUILD_FILE, DEFAULT_OPTIONS, PLAN_FILE, BuildOptions, EngineRecord
 from pipeline.engine.runner import Runner
@@ -79,6 +80,11 @@ def build_from_artifact(
         CheckFailed: the graph or the samples are not what the manifest says, or the engine's outputs differ.
         ToolError: TensorRT failed.
     """
+    if target not in MODULES:
+        raise InputError(
+            f"there is no engine to build for the target {target}: it is the Q/DQ graph, {INT8_MODEL} in the artifact",
+            remedy=f"known targets with an engine: {', '.join(MODULES)}",
+        )
     artifact = Artifact.open(folder)
     model, samples = _unchanged(artifact, INT8_MODEL), _unchanged(artifact, SAMPLES)
     for name in artifact.manifest.files:

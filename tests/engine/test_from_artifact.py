@@ -82,6 +82,14 @@ def test_an_engine_that_computes_something_else_is_not_added(
     assert build_from_artifact(folder, tolerance=0.5).check is not None
 
 
+def test_a_target_without_an_engine_is_refused(builder: FakeBuilder, tmp_path: Path) -> None:
+    folder = make_artifact(tmp_path / "a").folder
+    with pytest.raises(InputError, match="no engine to build for the target onnx") as caught:
+        build_from_artifact(folder, target="onnx")
+    assert caught.value.remedy == "known targets with an engine: rtx, tensorrt"
+    assert builder.calls == []
+
+
 @pytest.mark.parametrize("name", ["model.int8.onnx", "samples.npz"])
 def test_files_that_changed_are_not_built_from(builder: FakeBuilder, tmp_path: Path, name: str) -> None:
     folder = make_artifact(tmp_path / "a").folder
