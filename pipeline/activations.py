@@ -20,7 +20,6 @@ import numpy as np
 
 from pipeline.core.errors import InputError, ToolError, did_you_mean
 from pipeline.core.ort import cpu_threads, make_session
-from pipeline.onnxfile import load_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from calibrators import TensorStatistics
     from pipeline.data import Batch
 
-__all__ = ["RUN_BYTES", "ActivationPass", "BatchStatistics", "NonFinite", "nonfinite_input"]
+__all__ = ["RUN_BYTES", "ActivationPass", "BatchStatistics", "NonFinite", "graph_inputs", "nonfinite_input"]
 
 RUN_BYTES: Final = 32 << 20
 """What one run may capture, where the batch can be cut: a single row may be more."""
@@ -90,7 +89,7 @@ class ActivationPass:
         self._model = model
         self._cores = threads or cpu_threads()
         self._workers = min(self._cores, _MOST_WORKERS)
-        inputs = {value.name for value in load_model(model).graph.inputs}
+        inputs = graph_inputs(model)
         self._captured = [name for name in self.tensors if name not in inputs]
         self._session = self._open()
         self._inputs = {value.name: value for value in self._session.get_inputs()}
@@ -207,6 +206,23 @@ class ActivationPass:
                 raise InputError(
                     f"{where}: input {name!r} has shape {array.shape}, the model takes {tuple(value.shape)}"
                 )
+
+
+def graph_inputs(model: Path) -> set[str]:
+    """Names of the model's inputs, without those that have a default; external weights are not opened.
+
+    Raises:
+        InputError: the file is missing or no ONNX model.
+    """
+    import onnx
+
+    try:
+        graph = onnx.load(model, load_external_data=False).graph
+    except FileNotFoundError as error:
+        raise InputError(f"model {model} does not exist") from error
+    except Exception as error:  # protobuf's own errors have no common type
+        raise InputError(f"{model} is not a readable ONNX model: {error}", remedy="export it again") from error
+    return {value.name for value in graph.input} - {tensor.name for tensor in graph.initializer}
 
 
 def nonfinite_input(batch: Batch) -> str | None:

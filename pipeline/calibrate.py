@@ -80,16 +80,17 @@ def run(
             activation (``error``), or an unknown tensor.
         ToolError: onnxruntime refuses the model or fails on a batch.
     """
+    model_hash = sha256_file(model)
     key = sha256_json(
         {
-            "model": sha256_file(model),
+            "model": model_hash,
             "tensors": list(tensors),
             "data": data_key,
             "nonfinite": on_nonfinite,
             "device": device,
         }
     )
-    state = _State(tensors, {"model": sha256_file(model), "data": [data_key]})
+    state = _State(tensors, {"model": model_hash, "data": [data_key]})
     checkpoint = folder / CHECKPOINT
     if (resumed := _resumed(checkpoint, key)) is not None:
         state = resumed

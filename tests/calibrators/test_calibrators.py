@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import types
-from importlib.metadata import EntryPoint, EntryPoints
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import numpy as np
@@ -333,9 +333,7 @@ def plugins(monkeypatch: pytest.MonkeyPatch) -> list[EntryPoint]:
     module.Half, module.number, module.Lame = Half, 3, object  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "third_party", module)
     points: list[EntryPoint] = []
-    monkeypatch.setattr(
-        registry, "entry_points", lambda group: EntryPoints(points) if group == registry.GROUP else None
-    )
+    monkeypatch.setattr(registry, "_installed", lambda: tuple(points))
     return points
 
 
