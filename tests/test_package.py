@@ -115,7 +115,7 @@ def test_a_folder_in_the_place_of_a_file_is_found_before_the_old_artifact_is_tou
     folder = packaged(tmp_path).folder
     before = (folder / MANIFEST).read_bytes()
     (folder / "scales.json").mkdir()
-    with pytest.raises(InputError, match="scales.json is a folder"):
+    with pytest.raises(InputError, match=r"scales\.json is a folder"):
         package.run({"scales.json": tmp_path / "m"}, manifest(), folder=folder)
     assert (folder / MANIFEST).read_bytes() == before
     assert (folder / "model.int8.onnx").is_file()
