@@ -1,0 +1,56 @@
+"""`quantize rules`: the placement rules in force, with their reasons and sources."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from pipeline.cli.common import console, output_options, print_json, user_errors
+
+if TYPE_CHECKING:
+    from pipeline.placement.rule import Rule
+
+
+@click.command()
+@click.argument("names", nargs=-1)
+@output_options
+@user_errors
+def command(names: tuple[str, ...], as_json: bool, quiet: bool, verbose: bool) -> None:
+    """List the rules that place Q/DQ, in the order in which they run; with NAMES, those, in full.
+
+    A rule is switched off with `quantize build --rule-off NAME`.
+    """
+    from rich.table import Table
+
+    from pipeline.core.errors import InputError, did_you_mean
+    from pipeline.placement.rule import all_rules
+
+    rules = {rule.name: rule for rule in all_rules()}
+    if unknown := [name for name in names if name not in rules]:
+        raise InputError(f"no rule {unknown[0]!r}; {did_you_mean(unknown[0], rules)}")
+    chosen = [rules[name] for name in names] or list(rules.values())
+    if as_json:
+        print_json([_record(rule) for rule in chosen])
+        return
+    table = Table(title="placement rules", title_justify="left", show_lines=bool(names))
+    for column in ("rule", "operators", "effect", *(("reason", "source") if names else ())):
+        table.add_column(column, overflow="fold")
+    for rule in chosen:
+        record = _record(rule)
+        table.add_row(
+            *(record[key] for key in ("name", "operators", "effect", *(("reason", "source") if names else ())))
+        )
+    console().print(table)
+
+
+def _record(rule: Rule) -> dict[str, str]:
+    operators = "all" if rule.ops == ("*",) else ", ".join(rule.ops)
+    return {
+        "name": rule.name,
+        "stage": rule.stage.name.lower(),
+        "operators": operators,
+        "effect": rule.effect,
+        "reason": rule.reason,
+        "source": rule.source,
+    }

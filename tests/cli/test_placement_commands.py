@@ -1,0 +1,80 @@
+"""`quantize rules` and `quantize explain`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from pipeline import package
+from pipeline.cli import main
+from pipeline.placement.rule import all_rules
+from tests.test_package import manifest
+
+PLACEMENT = {
+    "activations": [{"tensor": "x", "consumers": [["conv", 0]], "rule": "conv", "group": None, "known_amax": None}],
+    "weights": [{"tensor": "w", "node": "conv", "input_index": 1, "axis": 0, "rule": "conv"}],
+    "decisions": [
+        {
+            "node": "conv",
+            "op": "Conv",
+            "outputs": ["y"],
+            "quantized": True,
+            "rule": "conv",
+            "reason": "because [it] can",
+        },
+        {"node": "act", "op": "Clip", "outputs": ["z"], "quantized": False, "rule": "epilogue", "reason": "fused"},
+    ],
+}
+SCALES = {
+    "tensors": {"x": {"scale": 0.5, "calibrator": "minmax"}},
+    "weights": {"w": {"scale": [0.25, 0.125], "axis": 0}},
+}
+
+
+def run(*args: str) -> tuple[int, str]:
+    result = CliRunner().invoke(main, args)
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, result.output
+
+
+@pytest.fixture
+def artifact(tmp_path: Path) -> str:
+    (tmp_path / "p").write_text(json.dumps(PLACEMENT))
+    (tmp_path / "s").write_text(json.dumps(SCALES))
+    files = {"placement.json": tmp_path / "p", "scales.json": tmp_path / "s"}
+    return str(package.run(files, manifest(), folder=tmp_path / "net").folder)
+
+
+def test_rules_lists_every_rule_and_shows_one_in_full() -> None:
+    code, output = run("rules", "--json")
+    assert code == 0
+    listed = json.loads(output)
+    assert [entry["name"] for entry in listed] == [rule.name for rule in all_rules()]
+    assert all(entry["reason"] and entry["source"] for entry in listed)
+    code, output = run("rules", "conv")
+    assert code == 0
+    assert "source" in output
+    code, output = run("rules", "convv")
+    assert code == 2
+    assert "did you mean 'conv'" in output
+
+
+def test_explain_gives_rule_reason_and_scales(artifact: str) -> None:
+    code, output = run("explain", artifact)
+    assert code == 0
+    assert "1 of 2 nodes quantised" in output
+    assert "because [it] can" in output
+    assert "x: scale 0.5 (minmax)" in output
+    assert "0.125 to 0.25 (2 channels, axis 0)" in output
+    code, output = run("explain", artifact, "Clip", "--json")
+    assert [entry["node"] for entry in json.loads(output)] == ["act"]
+
+
+def test_explain_refuses_an_unknown_node(artifact: str) -> None:
+    code, output = run("explain", artifact, "conf")
+    assert code == 2
+    assert "'conf'" in output
+    assert "'conv'" in output
