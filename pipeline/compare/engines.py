@@ -27,9 +27,26 @@ if TYPE_CHECKING:
     from pipeline.engine.records import BuildOptions
     from pipeline.runner import StageRunner
 
-__all__ = ["EngineBuilder", "EngineSession"]
+__all__ = ["EngineBuilder", "EngineSession", "require_tensorrt"]
 
 _NOISY = "noisy.onnx"
+
+
+def require_tensorrt() -> str | None:
+    """TensorRT's version.
+
+    Raises:
+        InputError: it does not work on this machine.
+    """
+    from pipeline.engine.probe import probe
+
+    status = probe("tensorrt")
+    if not status.works:
+        raise InputError(
+            f"target tensorrt does not work here: {status.reason}",
+            remedy="`quantize doctor` says which targets do; --target onnx needs no card",
+        )
+    return status.version
 
 
 class EngineBuilder:
@@ -37,19 +54,12 @@ class EngineBuilder:
 
     def __init__(self, setting: Setting, runner: StageRunner, options: BuildOptions, progress: Progress) -> None:
         from pipeline.engine.device import describe_device
-        from pipeline.engine.probe import probe
 
         self._setting = setting
         self._runner = runner
         self._options = options
         self._progress = progress
-        status = probe("tensorrt")
-        if not status.works:
-            raise InputError(
-                f"target tensorrt does not work here: {status.reason}",
-                remedy="`quantize doctor` says which targets do; --target onnx needs no card",
-            )
-        self._place = {"version": status.version, "card": str(describe_device())}
+        self._place = {"version": require_tensorrt(), "card": str(describe_device())}
 
     def build(self, int8: FileSet, *, noisy: bool) -> FileSet:
         """The engine of a graph, with inputs for noise or without."""

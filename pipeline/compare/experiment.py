@@ -16,8 +16,9 @@ import numpy as np
 from pipeline import stages
 from pipeline.compare.archive import read_arrays
 from pipeline.compare.bootstrap import CONFIDENCE, RESAMPLES
-from pipeline.compare.engines import EngineBuilder
+from pipeline.compare.engines import EngineBuilder, require_tensorrt
 from pipeline.compare.measured import Measured, chosen_score
+from pipeline.compare.metric import metric_code
 from pipeline.compare.preparation import Candidate, Preparation
 from pipeline.compare.recommend import recommend
 from pipeline.compare.records import FIGURES_NPZ, OUTPUTS_NPZ, Outcome, RunResult
@@ -67,27 +68,32 @@ def run_experiment(
     """
     begun = time.monotonic(), time.process_time()
     variants = expand(config.calibrators)
+    if config.metric is not None:
+        metric_code(config.metric)
+    on_card = config.target == "tensorrt"
+    if on_card:
+        require_tensorrt()
     preparation = Preparation(config, progress=progress)
-    with preparation.runner.locked():
+    with (
+        preparation.runner.locked(),
+        open_workers(1 if on_card else config.workers, config.address, progress) as workers,
+    ):
         if fresh:
             preparation.runner.prune()
         preparation.begin()
         setting, calibration_samples = preparation.setting()
         shifts = planned_shifts(config.shift_sigma, config.shift_draws, config.shift_images)
-        with open_workers(1 if config.target == "tensorrt" else config.workers, config.address, progress) as workers:
-            tasks = TaskRunner(
-                StageRunner(preparation.runner.work, SILENT), workers, stages._versions(_TOOLS), progress
-            )
-            engines = None
-            if config.target == "tensorrt":
-                engines = EngineBuilder(setting, preparation.runner, preparation.build.engine_options, progress)
-            evaluation = _Evaluation(setting, tasks, engines)
-            evaluation.measure_fp32(shifts, calibration_samples)
-            candidates = preparation.candidates(variants)
-            subsets = preparation.subset_candidates(variants)
-            layers = _layers(preparation)
-            evaluation.measure(candidates, shifts, layers)
-            evaluation.measure(subsets, (CLEAN,), ())
+        cache = StageRunner(preparation.runner.work, SILENT)
+        tasks = TaskRunner(cache, workers, stages._versions(_TOOLS), progress)
+        options = preparation.build.engine_options
+        engines = EngineBuilder(setting, preparation.runner, options, progress) if on_card else None
+        evaluation = _Evaluation(setting, tasks, engines)
+        evaluation.measure_fp32(shifts, calibration_samples)
+        candidates = preparation.candidates(variants)
+        subsets = preparation.subset_candidates(variants)
+        layers = _layers(preparation)
+        evaluation.measure(candidates, shifts, layers)
+        evaluation.measure(subsets, (CLEAN,), ())
         runs = {
             "calibration_seconds": preparation.calibrated.seconds,
             "measured_seconds": dict(sorted(tasks.seconds.items())),
