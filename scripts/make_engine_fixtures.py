@@ -41,9 +41,9 @@ def weights() -> dict[str, np.ndarray]:
 def convolutions() -> list:
     """x -> conv -> relu -> conv, added to the first relu, -> relu -> mean -> fully connected -> y."""
     return [
-        helper.make_node("Conv", ["x", "w1"], ["c1"], name="conv1", pads=[1] * 4),
+        helper.make_node("Conv", ["x", "w1"], ["c1"], name="conv1", pads=[1] * 4, kernel_shape=[3, 3]),
         helper.make_node("Relu", ["c1"], ["r1"], name="relu1"),
-        helper.make_node("Conv", ["r1", "w2"], ["c2"], name="conv2", pads=[1] * 4),
+        helper.make_node("Conv", ["r1", "w2"], ["c2"], name="conv2", pads=[1] * 4, kernel_shape=[3, 3]),
         helper.make_node("Add", ["c2", "r1"], ["a"], name="add"),
         helper.make_node("Relu", ["a"], ["r2"], name="relu2"),
         helper.make_node("GlobalAveragePool", ["r2"], ["g"], name="mean"),

@@ -326,6 +326,43 @@ def test_pad_that_something_else_reads_stays(tmp_path) -> None:
     assert sorted(_ops(graph)) == ["Conv", "Pad", "Relu"]
 
 
+# Kernel shapes
+
+
+def _kernels(graph: onnx.GraphProto) -> dict[str, list[int] | None]:
+    return {
+        item.name: next((list(a.ints) for a in item.attribute if a.name == "kernel_shape"), None)
+        for item in graph.node
+        if item.op_type in ("Conv", "ConvTranspose")
+    }
+
+
+def test_kernel_shapes_are_stated(tmp_path) -> None:
+    nodes = [
+        node("Conv", ["x", "w"], ["c"], name="lacks"),
+        node("ConvTranspose", ["c", "t"], ["u"], name="lacks_too"),
+        node("Conv", ["u", "v"], ["y"], name="has", kernel_shape=[3, 2]),
+    ]
+    weights = {"w": _values(4, 4, 3, 2), "t": _values(4, 4, 5, 1), "v": _values(4, 4, 3, 2)}
+    graph, _ = _rewritten(tmp_path, nodes, weights)
+    assert _kernels(graph) == {"lacks": [3, 2], "lacks_too": [5, 1], "has": [3, 2]}
+
+
+def test_the_kernel_of_a_quantised_weight_is_stated_and_that_of_an_unknown_one_is_not(tmp_path) -> None:
+    nodes = [
+        node("QuantizeLinear", ["w", "s", "z"], ["q"]),
+        node("DequantizeLinear", ["q", "s", "z"], ["d"]),
+        node("Conv", ["x", "d"], ["c"], name="quantised"),
+        node("Conv", ["x", "x"], ["y"], name="unknown"),
+    ]
+    weights = {"w": _values(4, 4, 3, 3), "s": np.float32(0.1), "z": np.int8(0)}
+    path = _write(tmp_path / "m.onnx", nodes, weights, shape=("N", 4, "H", "W"), outputs={"c": 4, "y": 4})
+    model = load_model(path)
+    rewrite(model)
+    save_model(model, tmp_path / "out")
+    assert _kernels(onnx.load(tmp_path / "out" / "model.onnx").graph) == {"quantised": [3, 3], "unknown": None}
+
+
 # Weights of one's own
 
 

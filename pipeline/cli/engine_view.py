@@ -20,7 +20,8 @@ def print_view(out: Console, view: EngineView) -> None:
     out.print(_layers(view))
     convolutions = [layer for layer in view.layers if layer.convolution]
     left = view.float_convolutions
-    text = f"{len(convolutions)} convolutions, {len(convolutions) - len(left)} in INT8, {len(left)} in float"
+    integer = sum(layer.computes_int8 for layer in convolutions)
+    text = f"{len(convolutions)} convolutions, {integer} in INT8, {len(left)} in float"
     out.print(text + (f": {', '.join(layer.name for layer in left)}" if left else ""), markup=False)
     if view.times_ms:
         shapes = ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in view.shapes.items())
@@ -39,8 +40,11 @@ def _layers(view: EngineView) -> Table:
     if view.times_ms:
         table.add_column("ms", justify="right")
     for layer in view.layers:
-        kinds = (", ".join(dict.fromkeys(t.dtype for t in tensors)) for tensors in (layer.inputs, layer.outputs))
-        row = [layer.name.replace("[", r"\["), *kinds, layer.tactic, str(len(layer.fused))]
+        inputs, outputs = (list(dict.fromkeys(t.dtype for t in part)) for part in (layer.inputs, layer.outputs))
+        if inputs == ["unknown"]:
+            inputs = [layer.computes_in]
+        name = layer.name.replace("[", r"\[")
+        row = [name, ", ".join(inputs), ", ".join(outputs), layer.tactic, str(len(layer.fused))]
         if view.times_ms:
             ms = view.times_ms.get(layer.name)
             row.append("-" if ms is None else f"{ms:.4f}")

@@ -69,7 +69,7 @@ def check_model(path: Path, model: Model, api: Api) -> tuple[Message, ...]:
 
     Raises:
         InputError: an opset outside the version's range, or Q/DQ nodes that TensorRT reads otherwise than ONNX means
-            them. All of them are listed with node and tensor.
+            them. All of them are listed with node and tensor. For 8.6: a quantised convolution lacks kernel_shape.
     """
     opset = model.opsets.get("")
     if opset is None:
@@ -95,7 +95,28 @@ def check_model(path: Path, model: Model, api: Api) -> tuple[Message, ...]:
             + more,
             remedy="quantise symmetrically: explicit int8 zero points of 0, constant positive scales, an explicit axis",
         )
+    if api.needs_kernel_shape and (nodes := _without_kernel_shape(model)):
+        raise InputError(
+            f"{path}: {api.title} needs the attribute kernel_shape where a convolution's weight comes from a "
+            f"DequantizeLinear; it lacks on {len(nodes)}: {', '.join(nodes[:_SHOWN])}"
+            + (f" and {len(nodes) - _SHOWN} more" if len(nodes) > _SHOWN else ""),
+            remedy="write it on the nodes; the prepare stage of `quantize build` does so on every convolution",
+        )
     return tuple(Message(severity="warning", source="check", text=text) for text in _float_fallbacks(model, constants))
+
+
+def _without_kernel_shape(model: Model) -> list[str]:
+    """Convolutions with weights behind a DequantizeLinear that leave their kernel's shape to be worked out."""
+    found = []
+    for graph in {id(graph): graph for graph, _ in model.graph.walk()}.values():
+        producers = {name: node for node in graph.nodes for name in node.outputs}
+        for node in graph.nodes:
+            if node.op_type not in ("Conv", "ConvTranspose") or node.domain or "kernel_shape" in node.attributes:
+                continue
+            weight = producers.get(node.inputs[1]) if len(node.inputs) > 1 else None
+            if weight is not None and weight.op_type == "DequantizeLinear":
+                found.append(f"{node.op_type} {node.label()!r}")
+    return found
 
 
 def _qdq_problems(node: Node, constants: _Constants, opset: int) -> Iterator[str]:

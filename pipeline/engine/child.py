@@ -134,7 +134,7 @@ class Build:
         lines, unsupported = [], False
         for number in range(parser.num_errors):
             error = parser.get_error(number)
-            code, index = error.code().name, int(error.node())
+            code, index = _enum_name(error.code()), int(error.node())
             name, operator = self.api.error_node(error)
             if not operator and 0 <= index < len(nodes):
                 name, operator = nodes[index].label(), nodes[index].op_type
@@ -282,6 +282,12 @@ class Build:
             return None
         inspector = engine.create_engine_inspector()
         return str(inspector.get_engine_information(self.api.trt.LayerInformationFormat.JSON))
+
+
+def _enum_name(value: Any) -> str:
+    """The member's name; TensorRT 8.6's parser enum has a method where later ones have a property."""
+    name = value.name
+    return str(name() if callable(name) else name)
 
 
 def _where(name: str, operator: str) -> str:

@@ -65,6 +65,11 @@ class Api:
         return _NEWEST_OPSET_8 if self.release < (9, 0) and not self.rtx else NEWEST_OPSET
 
     @property
+    def needs_kernel_shape(self) -> bool:
+        """8.6 does not work out the kernel of a convolution whose weight comes from another node."""
+        return self.release < (9, 0) and not self.rtx
+
+    @property
     def builds_without_gpu(self) -> bool:
         return self.rtx
 

@@ -2,17 +2,24 @@
 
 Up to TensorRT 10 a tensor has one text ``Format/Datatype``; from 11 on (and RTX) ``Format`` and ``Datatype`` are apart,
 and ``Bindings`` is called ``I/O Tensors``. Below profiling verbosity DETAILED a layer is its name alone.
+
+For a dynamic engine 8.6 tells no format (``N/A due to dynamic shapes``) unless the inspector is given an execution
+context with shapes; what a convolution computes in is then known from the type of its weights. Layers of several
+profiles follow one another, those of profile N > 0 with `` [profile N]`` behind every name.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.core.errors import InputError
 from pipeline.engine.records import LayerCounts
 from pipeline.records import Record
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = ["EngineLayer", "LayerTensor", "count_layers", "parse_layers"]
 
@@ -38,6 +45,8 @@ _DTYPE_WORD = re.compile(r"\b(" + "|".join(sorted(_DTYPES, key=len, reverse=True
 _ONNX_NODE = re.compile(r"\[ONNX Layer: ([^\]]+)\]")
 _CONVOLUTIONS = ("convolution", "deconvolution")
 _FLOATS = ("float32", "float16", "bfloat16")
+_PROFILE = re.compile(r" \[profile (\d+)\]$")
+_UNKNOWN = "unknown"
 
 
 class LayerTensor(Record):
@@ -45,7 +54,7 @@ class LayerTensor(Record):
 
     name: str
     dtype: str
-    """numpy's name; ``unknown`` where the inspector gives none."""
+    """numpy's name; ``unknown`` where the inspector gives none (8.6, dynamic shapes, no execution context)."""
     format: str
     """TensorRT's words for the memory layout."""
     shape: tuple[int, ...]
@@ -75,13 +84,39 @@ class EngineLayer(Record):
         return self.operation.lower() in _CONVOLUTIONS or self.kind.lower().endswith(_CONVOLUTIONS)
 
     @property
+    def profile(self) -> int:
+        """The optimisation profile that it belongs to, from its name."""
+        found = _PROFILE.search(self.name)
+        return int(found.group(1)) if found else 0
+
+    @property
+    def no_op(self) -> bool:
+        """Kept for the books: it launches nothing."""
+        return self.kind.lower() == "noop"
+
+    @property
     def reformat(self) -> bool:
+        """A pass that only changes layout or type; quantising an input is one too."""
+        if self.no_op:
+            return False
         return self.kind.lower() in ("reformat", "reformatter") or self.name.lower().startswith("reformatting copynode")
+
+    @property
+    def pointwise(self) -> bool:
+        """Element by element, fused into no other layer: a whole pass over its tensors."""
+        return self.operation.lower() == "pointwise" or self.kind.lower().startswith("pointwise")
+
+    @property
+    def computes_in(self) -> str:
+        """dtype of its data input; where the inspector gives none, of its weights; else ``unknown``."""
+        if self.inputs and self.inputs[0].dtype != _UNKNOWN:
+            return self.inputs[0].dtype
+        return self.weights_dtype or _UNKNOWN
 
     @property
     def computes_int8(self) -> bool:
         """Its data input is int8: with explicit Q/DQ that is what selects the integer kernel."""
-        return bool(self.inputs) and self.inputs[0].dtype == "int8"
+        return self.computes_in == "int8"
 
     @property
     def fused(self) -> tuple[str, ...]:
@@ -89,11 +124,11 @@ class EngineLayer(Record):
         found = _ONNX_NODE.findall(self.metadata)
         if found:
             return tuple(dict.fromkeys(found))
-        return tuple(part.strip() for part in self.name.split(" + ") if part.strip())
+        return tuple(part.strip() for part in _PROFILE.sub("", self.name).split(" + ") if part.strip())
 
     @property
     def computes_float(self) -> bool:
-        return bool(self.inputs) and self.inputs[0].dtype in _FLOATS
+        return self.computes_in in _FLOATS
 
 
 def parse_layers(text: str) -> tuple[EngineLayer, ...]:
@@ -106,7 +141,7 @@ def parse_layers(text: str) -> tuple[EngineLayer, ...]:
         InputError: it is not the inspector's JSON.
     """
     try:
-        value = json.loads(text)
+        value = json.loads(text, strict=False)  # TensorRT 8.6 leaves line breaks inside names
         layers = value["Layers"]
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(
@@ -155,16 +190,23 @@ def _tensor(item: Any) -> LayerTensor:
 
 def _dtype(text: str) -> str:
     found = _DTYPE_WORD.search(text)
-    return _DTYPES[found.group(1).lower()] if found else "unknown"
+    return _DTYPES[found.group(1).lower()] if found else _UNKNOWN
 
 
 def count_layers(text: str) -> LayerCounts:
-    """The figures for a build record."""
+    """The figures for a build record: of all profiles together, and of each where there are several."""
     layers = parse_layers(text)
+    numbers = sorted({layer.profile for layer in layers})
+    parts = [_count([layer for layer in layers if layer.profile == number]) for number in numbers]
+    return _count(layers).model_copy(update={"per_profile": tuple(parts) if len(parts) > 1 else ()})
+
+
+def _count(layers: Sequence[EngineLayer]) -> LayerCounts:
     convolutions = [layer for layer in layers if layer.convolution]
     return LayerCounts(
         layers=len(layers),
         convolutions_int8=sum(layer.computes_int8 for layer in convolutions),
         convolutions_float=sum(layer.computes_float for layer in convolutions),
         reformats=sum(layer.reformat for layer in layers),
+        pointwise=sum(layer.pointwise for layer in layers),
     )

@@ -74,6 +74,13 @@ def _reformats(layers: Sequence[EngineLayer]) -> Iterator[Finding]:
                 message=f"INT8 data change their layout at {names}: {source.format} to {target.format}",
                 remedy=f"make both sides' channels a multiple of {_WELL_ALIGNED}, or give TensorRT more workspace",
             )
+        elif before is None and target.dtype == "int8":
+            yield Finding(
+                kind="reformat",
+                where=layer.name,
+                message=f"the engine's input is quantised in a pass of its own ({source.dtype} to int8) at {names}",
+                remedy="one pass is needed; float16 inputs halve what it reads and what is copied (--half-inputs)",
+            )
         else:
             yield Finding(
                 kind="reformat",
@@ -91,7 +98,7 @@ def _convolutions(layers: Sequence[EngineLayer], *, quantised: bool) -> Iterator
             yield Finding(
                 kind="float convolution",
                 where=layer.name,
-                message=f"computes in {layer.inputs[0].dtype}, with {len(layer.fused)} fused nodes",
+                message=f"computes in {layer.computes_in}, with {len(layer.fused)} fused nodes",
                 remedy="look in placement.json for why its inputs have no Q/DQ pair; a small layer may stay so",
             )
         elif layer.computes_int8 and layer.outputs and layer.outputs[0].dtype in _FLOATS and _feeds_int8(layer, layers):

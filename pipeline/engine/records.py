@@ -90,8 +90,14 @@ class LayerCounts(Record):
 
     layers: int
     convolutions_int8: int
+    """Fully connected layers that TensorRT runs as convolutions are among them."""
     convolutions_float: int
     reformats: int
+    """Passes that only change layout or type, the quantisation of inputs among them."""
+    pointwise: int = 0
+    """Passes over whole tensors that were fused into no other layer."""
+    per_profile: tuple[LayerCounts, ...] = ()
+    """With several profiles: of each, in order. A request runs the layers of one; the figures above are their sum."""
 
 
 class EngineRecord(Record):

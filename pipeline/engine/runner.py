@@ -278,10 +278,22 @@ class Runner:
             with self.device.active():
                 return request._slot.layer_times(runs)
 
-    def layer_information(self) -> str:
-        """The engine inspector's JSON."""
+    def layer_information(self, shapes: Mapping[str, Shape] | None = None) -> str:
+        """The engine inspector's JSON.
+
+        Args:
+            shapes: inputs' shapes. TensorRT 8.6 tells formats and types of a dynamic engine's tensors only for an
+                execution context that stands on shapes, and those of its profile.
+        """
         inspector = self._loaded.engine.create_engine_inspector()
-        return str(inspector.get_engine_information(self.api.trt.LayerInformationFormat.JSON))
+        form = self.api.trt.LayerInformationFormat.JSON
+        if shapes is None:
+            return str(inspector.get_engine_information(form))
+        with self.request(shapes) as request, self.device.active():
+            inspector.execution_context = request._slot.context
+            text = str(inspector.get_engine_information(form))
+            del inspector  # before the context that it looks at
+        return text
 
     def close(self) -> None:
         """Wait for what is on the card and give all memory back. Safe to call twice."""

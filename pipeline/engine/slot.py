@@ -170,6 +170,11 @@ class Slot:
             profiled.free()
         return {name: statistics.median(times) for name, times in reports.items()}
 
+    @property
+    def context(self) -> Any:
+        """The execution context of the prepared request."""
+        return self._ready().context
+
     def _ready(self) -> _Execution:
         if self._current is None:
             raise InputError("the request was not prepared")
@@ -214,11 +219,11 @@ class _Execution:
     def __init__(self, slot: Slot, profile: int) -> None:
         self._slot = slot
         loaded = slot._loaded
-        self._context: Any = loaded.api.create_context(loaded.engine)
-        if self._context is None:
+        self.context: Any = loaded.api.create_context(loaded.engine)
+        if self.context is None:
             raise ToolError(f"{loaded.api.title} creates no execution context" + self._words())
-        loaded.api.set_device_memory(self._context, slot._scratch.address, slot._scratch_bytes)
-        if not self._context.set_optimization_profile_async(profile, slot.stream.handle):
+        loaded.api.set_device_memory(self.context, slot._scratch.address, slot._scratch_bytes)
+        if not self.context.set_optimization_profile_async(profile, slot.stream.handle):
             raise ToolError(
                 f"{loaded.api.title} refuses a second context on profile {profile}" + self._words(),
                 remedy="TensorRT 8.6 shares a profile only if the engine was built so: build it with `quantize build`",
@@ -238,7 +243,7 @@ class _Execution:
 
     def configure(self, shapes: dict[str, Shape]) -> None:
         """Set shapes and addresses where they changed."""
-        slot, context = self._slot, self._context
+        slot, context = self._slot, self.context
         title = slot._loaded.api.title
         if shapes != self.shapes:
             self.shapes = {}  # not valid until all are set
@@ -276,7 +281,7 @@ class _Execution:
 
     def enqueue(self) -> None:
         """Put the kernels on the slot's stream."""
-        if not self._context.execute_async_v3(self._slot.stream.handle):
+        if not self.context.execute_async_v3(self._slot.stream.handle):
             for allocator in self.allocators.values():
                 if allocator.error is not None:
                     raise allocator.error
@@ -284,7 +289,7 @@ class _Execution:
 
     def profile_layers(self, profiler: Any, runs: int) -> None:
         """Run under TensorRT's profiler."""
-        self._context.profiler = profiler
+        self.context.profiler = profiler
         for _ in range(runs):
             self.enqueue()
             self._slot.stream.synchronize()
@@ -296,7 +301,7 @@ class _Execution:
 
     def free(self) -> None:
         self._drop_graph()
-        self._context = None
+        self.context = None
         for allocator in self.allocators.values():
             allocator.free()
         self.allocators = {}

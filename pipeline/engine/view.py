@@ -12,6 +12,7 @@ from pipeline.engine.bench import shapes_for_batch
 from pipeline.engine.inspect import EngineLayer, parse_layers
 from pipeline.engine.lint import Finding, lint_build, lint_layers, lint_shapes
 from pipeline.engine.loading import artifact_engine
+from pipeline.engine.profiles import choose_profile
 from pipeline.engine.records import LAYERS_FILE, EngineRecord
 from pipeline.engine.runner import Runner
 from pipeline.records import Record
@@ -31,6 +32,7 @@ class EngineView(Record):
     tensorrt: str
     built_on: str
     layers: tuple[EngineLayer, ...]
+    """Of all profiles, one after the other; where something was measured, of the profile in use."""
     times_ms: dict[str, float]
     """Median per layer name; empty when nothing was measured."""
     shapes: dict[str, tuple[int, ...]]
@@ -58,18 +60,20 @@ def view_engine(artifact: Artifact, target: str, *, batch: int | None = None) ->
     text = artifact.path(name).read_text() if name in artifact.manifest.files else None
     times: dict[str, float] = {}
     shapes: dict[str, Shape] = {}
+    profile: int | None = None
     if batch is not None:
         with Runner(plan, target=target, record=record) as runner:
             shapes = shapes_for_batch(runner.profiles, batch)
             times = runner.layer_times(_feeds(artifact, runner, shapes))
-            text = text or runner.layer_information()
+            text = runner.layer_information(shapes)  # says more than the plan alone: formats of dynamic tensors
+            profile = choose_profile(runner.profiles, shapes)
     if text is None:
         raise InputError(
             f"the {target} engine of {artifact.folder} was {record.built_on} and cannot be looked into there",
             remedy="give --batch on a machine that can run it, or build it there: quantize build --from "
             f"{artifact.folder} --target {target}",
         )
-    layers = parse_layers(text)
+    layers = tuple(layer for layer in parse_layers(text) if profile is None or layer.profile == profile)
     return EngineView(
         target=target,
         tensorrt=record.tensorrt,

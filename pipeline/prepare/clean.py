@@ -17,8 +17,10 @@ __all__ = [
     "remove_unused",
     "simplify",
     "standard_form",
+    "state_kernel_shapes",
 ]
 
+_CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
 _QUANTIZERS = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
 _GROWING = frozenset({"ConstantOfShape", "Expand", "EyeLike", "OneHot", "Range", "Tile", "Resize", "Pad"})
 """Operators whose result may be far larger than their inputs."""
@@ -170,3 +172,23 @@ def remove_unused(model: ir.Model) -> None:
 
     RemoveUnusedNodesPass()(model)
     RemoveUnusedOpsetsPass()(model)
+
+
+def state_kernel_shapes(model: ir.Model) -> None:
+    """Write the optional ``kernel_shape`` on every convolution whose weight has a known shape.
+
+    With a weight that is no constant, as behind a DequantizeLinear, TensorRT 8.6 does not work it out and refuses the
+    graph.
+    """
+    import onnx_ir as ir
+
+    for graph in all_graphs(model):
+        for node in graph:
+            if node.op_type not in _CONVOLUTIONS or node.domain not in ("", "ai.onnx"):
+                continue
+            weight = node.inputs[1]
+            if "kernel_shape" in node.attributes or weight is None or weight.shape is None:
+                continue
+            kernel = [dim for dim in weight.shape[2:] if isinstance(dim, int)]
+            if len(kernel) == len(weight.shape) - 2:
+                node.attributes["kernel_shape"] = ir.AttrInt64s("kernel_shape", kernel)

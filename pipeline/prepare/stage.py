@@ -18,6 +18,7 @@ from pipeline.prepare.clean import (
     remove_unused,
     simplify,
     standard_form,
+    state_kernel_shapes,
 )
 from pipeline.prepare.names import name_nodes
 from pipeline.prepare.pad import fold_pads
@@ -125,6 +126,7 @@ def rewrite(model: ir.Model, advance: Any = lambda: None) -> tuple[Change, ...]:
     note("weight copied for a second user", unshare_weights(model))
     note("node named", name_nodes(model))
     infer_shapes(model)
+    state_kernel_shapes(model)
     clear_meaningless_dimensions(model)
     _check_dynamic(model, declared)
     return tuple(Change(kind=kind, where=tuple(where)) for kind, where in sorted(found.items()))

@@ -59,6 +59,7 @@ def qdq_conv(
     axis: int | None = 0,
     scale_from: list | None = None,
     bias: bool = False,
+    kernel_shape: bool = True,
     **options,
 ) -> Path:
     """x -> Q -> DQ -> conv with Q/DQ weights -> Relu; each argument can spoil one thing.
@@ -73,6 +74,7 @@ def qdq_conv(
     if scale_from is None:
         constants["s"] = np.float32(scale)
     tail = ["z"] if with_zero else []
+    kernel = {"kernel_shape": [3, 3]} if kernel_shape else {}
     along = {} if axis is None else {"axis": axis}
     inputs = ["d", "wd"]
     nodes = [
@@ -91,7 +93,7 @@ def qdq_conv(
         nodes.append(helper.make_node("DequantizeLinear", ["b", "bs", "bz"], ["bd"], name="bias_dequantize", axis=0))
         inputs.append("bd")
     nodes += [
-        helper.make_node("Conv", inputs, ["c"], name="conv", pads=[1] * 4),
+        helper.make_node("Conv", inputs, ["c"], name="conv", pads=[1] * 4, **kernel),
         helper.make_node("Relu", ["c"], ["y"], name="relu"),
     ]
     return save(path, nodes, constants, **options)

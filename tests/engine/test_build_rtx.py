@@ -22,7 +22,7 @@ from pipeline.engine import builder, child
 from pipeline.engine.builder import build_engine
 from pipeline.engine.compat import load_api
 from pipeline.engine.device import describe_device
-from pipeline.engine.onnx_wire import Graph, Model, Tensor
+from pipeline.engine.onnx_wire import Graph, Model, Tensor, read_model
 from pipeline.engine.records import BuildOptions, DeviceInfo, EngineRecord, Message
 from tests.engine import graphs
 
@@ -222,6 +222,23 @@ def test_errors_of_the_error_recorder_are_in_tensorrts_own_words(
     with pytest.raises(ToolError, match="no optimization profile has been defined"):
         work.run(tmp_path / "model.plan")
     assert any(message.source == "error recorder" for message in work.messages)
+
+
+@pytest.mark.parametrize("name", ["UNSUPPORTED_NODE", lambda: "UNSUPPORTED_NODE"], ids=["property", "method of 8.6"])
+def test_the_parsers_error_code_is_read_in_every_version(tmp_path: Path, name: object) -> None:
+    error = SimpleNamespace(
+        code=lambda: SimpleNamespace(name=name),
+        node=lambda: 0,
+        desc=lambda: "Assertion failed",
+        func=lambda: "convMultiInput",
+    )
+    parser = SimpleNamespace(num_errors=1, get_error=lambda number: error, supports_operator=lambda operator: True)
+    path = graphs.conv(tmp_path / "m.onnx")
+    work = child.Build(load_api("rtx"), path, (), BuildOptions(), Recording())  # type: ignore[arg-type]
+    found = work._parse_error(parser, read_model(path))
+    assert "cannot import 1 node of" in found.message
+    assert "node 'conv' (Conv): Assertion failed [UNSUPPORTED_NODE in convMultiInput]" in found.message
+    assert "replace these operators" in found.remedy
 
 
 def test_a_profile_that_tensorrt_itself_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,6 +65,14 @@ def test_opset_18_is_refused_on_8_6_only(tmp_path: Path) -> None:
         warnings(path, OLD)
 
 
+def test_a_quantised_convolution_without_kernel_shape_is_refused_on_8_6_only(tmp_path: Path) -> None:
+    path = graphs.qdq_conv(tmp_path / "m.onnx", kernel_shape=False)
+    assert warnings(path, NEW) == warnings(path, RTX) == []
+    with pytest.raises(InputError, match=r"needs the attribute kernel_shape .* lacks on 1: Conv 'conv'\n.*stage"):
+        warnings(path, OLD)
+    assert warnings(graphs.conv(tmp_path / "float.onnx"), OLD) == []
+
+
 def test_a_zero_point_computed_at_run_time_is_refused(tmp_path: Path) -> None:
     nodes = [
         helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"], name="dynamic"),

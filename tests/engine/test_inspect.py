@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -108,6 +110,72 @@ def test_the_dialect_from_tensorrt_11_on() -> None:
 def test_names_say_what_was_fused_where_metadata_does_not() -> None:
     layer = EngineLayer(name="conv1 + add + relu", kind="CaskConvolution", operation="Convolution")
     assert layer.fused == ("conv1", "add", "relu")
+
+
+def real(variant: str) -> str:
+    """What TensorRT 8.6.0 said on an H200 of an engine of EfficientNet-Lite0 with profiles 1 and 2 to 128."""
+    return gzip.decompress((Path(__file__).parent / "data" / f"layers-8.6-{variant}.json.gz").read_bytes()).decode()
+
+
+@pytest.mark.parametrize(
+    ("variant", "layers", "int8", "floats", "reformats", "pointwise"),
+    [
+        ("int8", (54, 53), (50, 50), (0, 0), (1, 1), (0, 0)),
+        ("fp16", (55, 54), (0, 0), (50, 50), (2, 2), (0, 0)),
+        ("implicit", (54, 53), (31, 50), (19, 0), (2, 1), (0, 0)),
+        ("onnxruntime", (64, 64), (50, 50), (0, 0), (3, 3), (9, 9)),
+    ],
+)
+def test_the_layers_of_real_engines_are_counted_by_profile(
+    variant: str,
+    layers: tuple[int, ...],
+    int8: tuple[int, ...],
+    floats: tuple[int, ...],
+    reformats: tuple[int, ...],
+    pointwise: tuple[int, ...],
+) -> None:
+    counts = count_layers(real(variant))
+    parts = counts.per_profile
+    assert tuple(part.layers for part in parts) == layers
+    assert tuple(part.convolutions_int8 for part in parts) == int8
+    assert tuple(part.convolutions_float for part in parts) == floats
+    assert tuple(part.reformats for part in parts) == reformats
+    assert tuple(part.pointwise for part in parts) == pointwise
+    assert all(part.per_profile == () for part in parts)
+    assert (counts.layers, counts.convolutions_int8, counts.reformats) == (sum(layers), sum(int8), sum(reformats))
+
+
+def test_8_6_leaves_line_breaks_inside_its_strings_and_formats_unknown() -> None:
+    content = real("int8")
+    with pytest.raises(ValueError, match="Invalid control character"):
+        json.loads(content)
+    quantise, stem, *_ = parse_layers(content)
+    assert quantise.reformat
+    assert {tensor.dtype for tensor in quantise.inputs + quantise.outputs} == {"unknown"}
+    assert quantise.computes_in == "unknown"
+    assert (stem.computes_in, stem.channels, stem.groups) == ("int8", (3, 32), 1)
+    assert stem.fused == ("/_conv_stem/Conv", "/_swish/Clip")
+
+
+def test_layers_that_do_nothing_are_no_reformats() -> None:
+    idle = [layer for layer in parse_layers(real("int8")) if layer.no_op]
+    assert any(layer.name.startswith("Reformatting CopyNode") for layer in idle)
+    assert not any(layer.reformat for layer in idle)
+
+
+def test_findings_of_a_real_engine() -> None:
+    found = {kind for kind, _ in ((finding.kind, finding.where) for finding in lint_layers(parse_layers(real("int8"))))}
+    assert found == {"channels"}
+    (first, *_) = lint_layers(parse_layers(real("implicit")))
+    assert (first.kind, "computes in float16" in first.message) == ("float convolution", True)
+
+
+def test_the_quantisation_of_the_engines_input_is_found_as_such() -> None:
+    x, q = old_tensor("x", "Row major linear FP32", 1, 64, 8, 8), old_tensor("q", INT8_32, 1, 64, 8, 8)
+    quantise = {"Name": "x_QuantizeLinear", "LayerType": "Reformat", "Inputs": [x], "Outputs": [q]}
+    (finding,) = lint_layers(chain(quantise, convolution("one", q, old_tensor("b", INT8_32, 1, 64, 8, 8))))
+    assert "engine's input is quantised in a pass of its own (float32 to int8) at 'one'" in finding.message
+    assert "--half-inputs" in finding.remedy
 
 
 def test_the_counts_of_a_build_record() -> None:

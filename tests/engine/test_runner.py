@@ -232,6 +232,15 @@ def test_layer_times_are_medians_in_the_engines_order(card: Card) -> None:
         assert runner.layer_information() == '{"Layers": []}'
 
 
+def test_layers_are_looked_at_in_a_context_that_stands_on_the_shapes(card: Card) -> None:
+    two = plan(profiles=(((1, 3), (1, 3), (1, 3)), ((2, 3), (4, 3), (8, 3))))
+    with Runner(two) as runner:
+        assert runner.layer_information({"x": (5, 3)}) == '{"Layers": ["(5, 3) on profile 1"]}'
+        with pytest.raises(InputError, match="no optimisation profile of the engine allows"):
+            runner.layer_information({"x": (9, 3)})
+        assert runner.layer_information({"x": (1, 3)}) == '{"Layers": ["(1, 3) on profile 0"]}'
+
+
 def test_the_device_is_given_back_at_the_end_of_the_process(card: Card) -> None:
     runner = Runner(plan())
     runner.device._finish()
