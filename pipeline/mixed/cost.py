@@ -20,6 +20,9 @@ __all__ = ["Costs", "count_macs", "node_costs"]
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 _WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+_MACS_PER_VALUE = 64
+"""What a value that is moved counts where a node has no multiply-accumulates: about as many as a GPU's INT8 units do in
+the time that its memory needs for it."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ def node_costs(graph: Graph, batch: Batch, times: Mapping[str, tuple[float, floa
     Args:
         graph: the FP32 network.
         times: node to its time in INT8 and in float, in ms; nodes left out save nothing. None: multiply-accumulates,
-            and for nodes without any the number of values they read, which is what they move.
+            and for nodes without any 64 for every value they read (an Add in float reads four times the bytes).
     """
     shapes = _shapes(graph, batch)
     macs: dict[str, int] = {}
@@ -60,7 +63,9 @@ def node_costs(graph: Graph, batch: Batch, times: Mapping[str, tuple[float, floa
                 macs[node.name] = count
     if times is not None:
         return Costs(macs, {node: max(0.0, float32 - int8) for node, (int8, float32) in times.items()}, "ms")
-    moved = {node.name: float(sum(_size(shapes.get(name)) for name in node.input)) for node in graph.nodes}
+    moved = {
+        node.name: float(_MACS_PER_VALUE * sum(_size(shapes.get(name)) for name in node.input)) for node in graph.nodes
+    }
     return Costs(macs, {**moved, **{node: float(count) for node, count in macs.items()}}, "MACs")
 
 

@@ -114,13 +114,13 @@ class _Path:
     """Units in the order in which they are restored, made as far as it is asked for."""
 
     def __init__(self, found: Sequence[Sensitivity], repairs: Repairs, evaluator: Evaluator) -> None:
-        self._waiting = sorted((item for item in found if item.noise_after < item.noise_before), key=_rank)
+        self._waiting = sorted(found, key=_rank)
         self._evaluator = evaluator
         self._steps = [Candidate(repairs=repairs)]
         self._noise = found[0].noise_before if found else 0.0
 
     def at(self, length: int) -> Candidate | None:
-        """The candidate with ``length`` units restored; None beyond the last that gains anything."""
+        """The candidate with ``length`` units restored; None where there are no more."""
         while len(self._steps) <= length:
             step = self._next()
             if step is None:
