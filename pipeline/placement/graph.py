@@ -10,8 +10,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.core.errors import InputError
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -31,17 +29,11 @@ def load_graph(path: Path) -> ir.Model:
     """The model in ``path``, sorted topologically, every node with a unique name.
 
     Raises:
-        InputError: the file is missing or no ONNX model.
+        InputError: the file is missing or no ONNX model, as :func:`pipeline.onnxfile.load_model` says.
     """
-    import onnx_ir as ir
+    from pipeline.onnxfile import load_model
 
-    path = Path(path)
-    if not path.is_file():
-        raise InputError(f"model {path} does not exist")
-    try:
-        model = ir.load(path)
-    except Exception as error:
-        raise InputError(f"{path} is not a readable ONNX model: {error}") from error
+    model = load_model(Path(path))
     model.graph.sort()
     assign_names(model)
     return model

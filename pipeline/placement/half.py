@@ -2,10 +2,10 @@
 
 TensorRT 10 with strong typing, 11 and RTX take types from the graph; there is no FP16 flag. What stays float32:
 
-- Q and DQ nodes with their scales (before opset 19 both sides of them are float32), every operator that reads a DQ, and the
-  element-wise operators between such a one and the next Q. TensorRT runs all of these in INT8 kernels whatever float type
-  stands there (seen in TensorRT-RTX plans: the same kernels with float32 as with FP16 around them), and FP32 scales are what
-  TensorRT 8.6 to 11 all accept;
+- Q and DQ nodes with their scales (before opset 19 both sides of them are float32), every operator that reads a DQ,
+  and the element-wise operators between such a one and the next Q. TensorRT runs all of these in INT8 kernels
+  whatever float type stands there (seen in TensorRT-RTX plans: the same kernels with float32 as with FP16 around
+  them), and FP32 scales are what TensorRT 8.6 to 11 all accept;
 - operators that overflow or lose what they compute in FP16: powers, exponentials, sums, norms and their like;
 - operators with a constant that FP16 cannot hold (a mask of -1e9, an epsilon of 1e-12);
 - the graph's inputs and outputs, unless asked otherwise.
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["OVERFLOWING", "HalfResult", "to_half"]
 
 OVERFLOWING = (
-    "Pow", "Exp", "Log", "Reciprocal", "Sqrt", "CumSum", "ReduceSum", "ReduceMean", "ReduceProd", "ReduceL1", "ReduceL2",
+    "Pow", "Exp", "Log", "Reciprocal", "Sqrt", "CumSum", "ReduceSum", "ReduceMean", "ReduceProd", "ReduceL1",
+    "ReduceL2",
     "ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp", "LayerNormalization", "InstanceNormalization",
     "GroupNormalization", "MeanVarianceNormalization", "LpNormalization", "LRN", "Softplus", "LogSoftmax",
 )  # fmt: skip
@@ -59,7 +60,9 @@ def to_half(model: ir.Model, *, float_io: bool = True) -> HalfResult:
     worker = _Half(GraphView(model), float_io)
     chosen = worker.choose()
     worker.convert(chosen)
-    return HalfResult(tuple(node.name or "" for node in worker.graph.nodes if node in chosen), worker.kept, worker.casts)
+    return HalfResult(
+        tuple(node.name or "" for node in worker.graph.nodes if node in chosen), worker.kept, worker.casts
+    )
 
 
 class _Half:
@@ -70,7 +73,9 @@ class _Half:
         self.kept: dict[str, str] = {}
         self.casts = 0
         self.opset = graph.model.opset_imports.get("", 0)
-        self.names = {value.name for node in graph.nodes for value in (*node.inputs, *node.outputs) if value is not None}
+        self.names = {
+            value.name for node in graph.nodes for value in (*node.inputs, *node.outputs) if value is not None
+        }
         self.names |= {node.name for node in graph.nodes} | set(self.target.initializers)
         self.casted: dict[tuple[ir.Value, str], ir.Value] = {}
 
@@ -91,7 +96,9 @@ class _Half:
         for island in self.islands(chosen):
             if all(self.graph.op(node) in _CHEAP for node in island):
                 chosen -= island
-                self.kept.update(dict.fromkeys((node.name or "" for node in island), "element-wise, not worth two casts"))
+                self.kept.update(
+                    dict.fromkeys((node.name or "" for node in island), "element-wise, not worth two casts")
+                )
         return chosen
 
     def integer_core(self) -> set[ir.Node]:
@@ -102,7 +109,9 @@ class _Half:
             for node in graph.nodes
             if graph.op(node) in QUANTIZERS or any(graph.producer(value, "DequantizeLinear") for value in node.inputs)
         }
-        between = {node for node in graph.nodes if node not in core and graph.op(node) in (*POINTWISE, *LAYOUT, "MaxPool")}
+        between = {
+            node for node in graph.nodes if node not in core and graph.op(node) in (*POINTWISE, *LAYOUT, "MaxPool")
+        }
 
         def stays(node: ir.Node) -> bool:
             before = [graph.producer(value) for _, value in graph.computed_inputs(node) if graph.is_float(value)]
@@ -127,7 +136,8 @@ class _Half:
         return None
 
     def typed_inputs(self, node: ir.Node) -> list[int]:
-        """Inputs that take FP16 when the first output does, by the operator's ONNX definition; [] when it has no FP16 form."""
+        """Inputs that take FP16 when the first output does, by the operator's ONNX definition; [] when it has no FP16
+        form."""
         import onnx
 
         if node.domain not in ("", "ai.onnx") or self.graph.op(node) in _FIXED_TYPE or not node.outputs:
@@ -215,7 +225,9 @@ class _Half:
             value.name = self.fresh(f"{name}_fp16" if is_half else f"{name}_fp32")
             dtype = ir.DataType.FLOAT if is_half else ir.DataType.FLOAT16
             result = ir.Value(name=name, shape=value.shape, type=ir.TensorType(dtype))
-            cast = ir.Node("", "Cast", [value], [ir.AttrInt64("to", int(dtype))], outputs=[result], name=self.fresh(f"{name}_Cast"))
+            cast = ir.Node(
+                "", "Cast", [value], [ir.AttrInt64("to", int(dtype))], outputs=[result], name=self.fresh(f"{name}_Cast")
+            )
             self.target.insert_after(producer, [cast])
             self.target.outputs[index] = result
             self.casts += 1
@@ -247,7 +259,9 @@ class _Half:
         if key not in self.casted:
             name = self.fresh(f"{value.name}_fp16")
             tensor = ir.tensor(array.astype(np.float16), name=name)
-            result = ir.Value(name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
+            result = ir.Value(
+                name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor
+            )
             self.target.register_initializer(result)
             self.casted[key] = result
         return self.casted[key]

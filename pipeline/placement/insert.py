@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from pipeline.core.errors import InputError
-from pipeline.placement.weights import quantize_weights
+from pipeline.placement.weights import dequantize_weights, quantize_weights
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -108,19 +108,30 @@ class _Writer:
     def weight(self, point: WeightPoint, scales: NDArray[np.float32], *, stored: bool) -> None:
         value = self.value(point.tensor)
         node = self.reader(point.node, point.input_index, point.tensor)
+        array = self.graph.array(value)
+        if array is None:
+            raise InputError(f"weight {point.tensor!r} of node {point.node!r} is no constant")
+        steps = quantize_weights(array, scales, point.axis)
         new: list[ir.Node]
         if stored:
-            array = self.graph.array(value)
-            if array is None:
-                raise InputError(f"weight {point.tensor!r} of node {point.node!r} is no constant")
-            constant = self.constant(f"{point.tensor}_q", quantize_weights(array, scales, point.axis))
+            constant = self.constant(f"{point.tensor}_q", steps)
             new = [self.linear("DequantizeLinear", value, constant, scales, point.axis, f"{point.tensor}_dq")]
         else:
-            new = list(self.pair(value, scales, point.axis))
+            source = self.on_grid(value, dequantize_weights(steps, scales, point.axis))
+            new = list(self.pair(source, scales, point.axis))
         self.target.insert_before(node, new)
         node.replace_input_with(point.input_index, new[-1].outputs[0])
         if value.is_initializer() and not value.uses() and not value.is_graph_output():
             del self.target.initializers[value.name or ""]
+
+    def on_grid(self, value: ir.Value, array: NDArray[np.float32]) -> ir.Value:
+        """``value`` with its numbers on the INT8 grid: under its own name where nothing else reads it, else a copy."""
+        import onnx_ir as ir
+
+        if value.is_initializer() and len(value.uses()) == 1 and not value.is_graph_output():
+            value.const_value = ir.tensor(array, name=value.name)
+            return value
+        return self.constant(f"{value.name}_grid", array)
 
     def pair(self, value: ir.Value, scales: NDArray[np.float32], axis: int | None) -> tuple[ir.Node, ir.Node]:
         name = value.name or ""
