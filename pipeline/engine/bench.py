@@ -20,6 +20,7 @@ from pipeline.records import Record
 
 if TYPE_CHECKING:
     from pipeline.config import Profile
+    from pipeline.engine.cuda import Device
     from pipeline.engine.profiles import Shape
     from pipeline.engine.runner import Request, Runner
 
@@ -50,7 +51,7 @@ class Measurement(Record):
     cuda_graph: bool
     profile: int
     p50_ms: float
-    """Per run between CUDA events, runs enqueued back to back."""
+    """Between CUDA events around each run, runs enqueued back to back."""
     p90_ms: float
     p99_ms: float
     throughput: float
@@ -59,10 +60,10 @@ class Measurement(Record):
     """Wall time of a whole request alone: copy in, computation, copy out, wait."""
     latency_p99_ms: float
     launch_us: float
-    """Host time to enqueue the computation, median."""
+    """Host time to enqueue the computation on an idle stream, median."""
     runs: int
     rounds_ms: tuple[float, ...]
-    """The median of each round: their range is the noise."""
+    """Mean of each round, enqueued without events between the runs: their range is the noise."""
     captured: bool
     """Whether a CUDA graph was replayed."""
 
@@ -162,16 +163,16 @@ def measure_compute(
             counts.append(_runs_per_round(request, clock))
         for _ in range(rounds):
             for number, (candidate, request) in enumerate(zip(candidates, requests, strict=True)):
-                per_run, total, launch = _event_times(candidate.runner, request, counts[number], clock)
-                times[number].append(per_run)
-                totals[number].append(total)
-                launches[number].append(launch)
-                latencies[number] += _latencies(request, max(_FEWEST_RUNS, counts[number] // 4), clock)
+                device, runs = candidate.runner.device, counts[number]
+                times[number].append(_event_times(device, request, runs, every=1))
+                totals[number] += list(_event_times(device, request, runs, every=runs))
+                launches[number] += _launches(request, _FEWEST_RUNS, clock)
+                latencies[number] += _latencies(request, max(_FEWEST_RUNS, runs // 4), clock)
     results = []
     for number, candidate in enumerate(candidates):
         every = np.concatenate(times[number])
         p50, p90, p99 = (float(np.percentile(every, q)) for q in (50, 90, 99))
-        rounds_ms = tuple(total / counts[number] for total in totals[number])
+        rounds_ms = tuple(float(total) / counts[number] for total in totals[number])
         results.append(
             Measurement(
                 name=candidate.name,
@@ -204,28 +205,33 @@ def _runs_per_round(request: Request, clock: Callable[[], float]) -> int:
     return int(min(max(_ROUND_SECONDS / each, _FEWEST_RUNS), _MOST_RUNS))
 
 
-def _event_times(
-    runner: Runner, request: Request, runs: int, clock: Callable[[], float]
-) -> tuple[np.ndarray, float, float]:
-    """Milliseconds of each run, of all together, and the median host time of a launch in microseconds."""
-    device = runner.device
+def _event_times(device: Device, request: Request, runs: int, *, every: int) -> np.ndarray:
+    """Milliseconds between events that lie ``every`` runs apart: an event costs the host time of its own."""
     with device.active():
-        events = [device.event() for _ in range(runs + 1)]
+        events = [device.event() for _ in range(runs // every + 1)]
         stream = request.stream.native
         for _ in range(_WARM_UP // 2):
             request.execute()
-        launches = []
         events[0].record(stream)
         for event in events[1:]:
-            start = clock()
-            request.execute()
-            launches.append(clock() - start)
+            for _ in range(every):
+                request.execute()
             event.record(stream)
         request.wait()
-        per_run = np.array([before.time_till(after) for before, after in itertools.pairwise(events)])
-        total = float(events[0].time_till(events[-1]))
+        found = np.array([before.time_till(after) for before, after in itertools.pairwise(events)])
         del events
-    return per_run, total, 1e6 * float(np.median(launches))
+    return found
+
+
+def _launches(request: Request, runs: int, clock: Callable[[], float]) -> list[float]:
+    """Microseconds to enqueue one run. Each on an idle stream: a full queue would make the host wait for the card."""
+    found = []
+    for _ in range(runs):
+        start = clock()
+        request.execute()
+        found.append(1e6 * (clock() - start))
+        request.wait()
+    return found
 
 
 def _latencies(request: Request, runs: int, clock: Callable[[], float]) -> list[float]:

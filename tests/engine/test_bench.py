@@ -12,6 +12,7 @@ from pipeline.core.errors import InputError
 from pipeline.engine.bench import (
     Candidate,
     Measurement,
+    _launches,
     compare,
     edge_shapes,
     fill,
@@ -123,3 +124,23 @@ def test_a_shape_that_could_not_be_captured_is_marked(card: SimpleNamespace) -> 
         (found,) = measure_compute([Candidate("graph", runner, True)], {"x": (4, 3)}, rounds=2)
     assert found.cuda_graph
     assert not found.captured
+
+
+class Queue:
+    """A request whose host clock shows when launching had to wait for the card: more than ``depth`` in the queue."""
+
+    def __init__(self, depth: int) -> None:
+        self.depth, self.waiting, self.seconds = depth, 0, 0.0
+
+    def execute(self) -> None:
+        self.waiting += 1
+        self.seconds += 1e-5 if self.waiting <= self.depth else 1e-3
+
+    def wait(self) -> None:
+        self.waiting = 0
+
+
+def test_launches_are_timed_on_an_idle_stream() -> None:
+    """Enqueued back to back, a long queue would have the host wait and the launch cost what the run costs."""
+    queue = Queue(depth=4)
+    assert _launches(queue, 20, lambda: queue.seconds) == pytest.approx([10.0] * 20)
