@@ -335,3 +335,19 @@ def test_merging_many_shards_in_sequence_and_in_pairs() -> None:
     while len(shards) > 1:
         shards = [a.merge(b) for a, b in zip(shards[::2], shards[1::2], strict=True)]
     assert shards[0] == in_sequence
+
+
+def test_kernels_compile_where_nothing_can_be_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+    import numba
+
+    from calibrators import kernels
+
+    njit = numba.njit
+
+    def without_a_cache(**options: object) -> object:
+        if options.pop("cache", False):
+            raise RuntimeError("cannot cache function 'f': no locator available for file 'f.py'")
+        return njit(**options)
+
+    monkeypatch.setattr(numba, "njit", without_a_cache)
+    assert kernels.compiled(lambda x: x + 1)(2) == 3
