@@ -89,15 +89,18 @@ def pareto_plot(path: Path, points: Sequence[Point], target: Target, unit: str) 
             return point.figures.sqnr_db
         return 100.0 * ((point.figures.drop or 0.0) if target.kind == "max_drop" else (point.figures.agreement or 0.0))
 
+    def speed(point: Point) -> float:
+        return point.lost if unit == "ms" else 100.0 * point.int8_share
+
     titles = {"min_sqnr": "SQNR at the output, dB", "max_drop": "top-1 drop, points", "min_agreement": "agreement, %"}
     figure = Figure(figsize=(8.0, 5.0), dpi=110)
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    front = sorted((point for point in points if point.best), key=lambda point: -point.int8_share)
-    axes.plot([100 * p.int8_share for p in front], [height(p) for p in front], color="#9aa6b5", linewidth=1.2, zorder=1)
+    front = sorted((point for point in points if point.best), key=lambda point: point.lost)
+    axes.plot([speed(p) for p in front], [height(p) for p in front], color="#9aa6b5", linewidth=1.2, zorder=1)
     for point in points:
         colour = "#1a7f37" if point.meets else "#c0392b"
-        place = (100 * point.int8_share, height(point))
+        place = (speed(point), height(point))
         axes.scatter(
             *place,
             s=130 if point.chosen else 45,
@@ -118,11 +121,12 @@ def pareto_plot(path: Path, points: Sequence[Point], target: Target, unit: str) 
         fontsize=8,
         color="#2166ac",
     )
-    axes.set_xlabel("multiply-accumulates in INT8, %")
+    axes.set_xlabel("time lost against all in INT8, ms" if unit == "ms" else "multiply-accumulates in INT8, %")
     axes.set_ylabel(titles[target.kind])
     if target.kind == "max_drop":
         axes.invert_yaxis()
-    axes.invert_xaxis()
+    if unit != "ms":
+        axes.invert_xaxis()
     axes.grid(color="#e3e7ed")
     axes.set_title(
         f"Mixed precision: {len(points)} networks measured (cost in {unit}); the large dot is the one taken",

@@ -5,8 +5,8 @@
 2. The path: units are restored one after another, always the one with the largest gain per cost. Sensitivities do not
    add up, so the gain of the next unit is measured again with everything restored so far (a stale gain is a guess: the
    best one is re-measured until it stays the best, three times at most).
-3. The whole network is checked on the check set at growing lengths of the path, then in between for the shortest length
-   that meets the target.
+3. The whole network is checked on the check set at growing lengths of the path (for a target in dB: from where the
+   search set promises it), then in between for the shortest length that meets the target.
 4. Restored units that turn out not to be needed go back to INT8, the most costly first.
 """
 
@@ -33,6 +33,8 @@ __all__ = ["Checked", "Sensitivity", "Unit", "make_units", "search", "sensitivit
 _MOST_UNITS = 96
 _REMEASURED = 3
 _TAKEN_BACK = 6
+_HOPE_DB = 0.3
+"""A check is made where the search set promises the target, or misses it by no more than this."""
 
 
 @dataclass(frozen=True)
@@ -167,60 +169,98 @@ def search(
         searching, checking: evaluators of the two sets.
         task: advances once per check.
     """
-    path = _Path(found, repairs, searching)
-    result = Found()
+    return _Search(found, repairs, target, searching, checking, task).run()
 
-    def check(candidate: Candidate) -> Checked:
-        checked = Checked(candidate, checking.measure(candidate))
-        if all(item.candidate.key != candidate.key for item in result.checked):
-            result.checked.append(checked)
-        task.advance()
+
+class _Search:
+    """One walk: the path, what was checked, and a guess of a check's outcome from the small search set."""
+
+    def __init__(
+        self,
+        found: Sequence[Sensitivity],
+        repairs: Repairs,
+        target: Target,
+        searching: Evaluator,
+        checking: Evaluator,
+        task: Task,
+    ) -> None:
+        self.found = found
+        self.path = _Path(found, repairs, searching)
+        self.target = target
+        self.searching = searching
+        self.checking = checking
+        self.task = task
+        self.result = Found()
+        start = Candidate(repairs=repairs)
+        self.first = self.check(start)
+        self.offset = self.first.figures.sqnr_db - searching.measure(start).sqnr_db
+
+    def check(self, candidate: Candidate) -> Checked:
+        checked = Checked(candidate, self.checking.measure(candidate))
+        if all(item.candidate.key != candidate.key for item in self.result.checked):
+            self.result.checked.append(checked)
+        self.task.advance()
         return checked
 
-    length, failed = 0, -1
-    best = check(Candidate(repairs=repairs))
-    while not target.met(best.figures):
-        failed = length
-        longer = max(1, 2 * length)
-        candidate = path.at(longer)
-        while candidate is None and longer > failed + 1:
+    def hopeful(self, candidate: Candidate) -> bool:
+        """Worth a check. A target in dB is guessed from the search set, which is off by much the same everywhere."""
+        if self.target.kind != "min_sqnr":
+            return True
+        return self.searching.measure(candidate).sqnr_db + self.offset > self.target.value - _HOPE_DB
+
+    def run(self) -> Found:
+        failed, length, best = -1, 0, self.first
+        while not self.target.met(best.figures):
+            failed = length
+            candidate, length = self._longer(length)
+            if candidate is None:
+                self.result.best = min(self.result.checked, key=lambda item: self.target.shortfall(item.figures))
+                return self.result
+            best = self.check(candidate)
+        best = self._shortest(failed, length, best)
+        self.result.best = self._taken_back(best)
+        self.result.reached = True
+        return self.result
+
+    def _longer(self, length: int) -> tuple[Candidate | None, int]:
+        """The next candidate to check, and how many units it restores: twice as many, or as many as give hope."""
+        longer = max(1, 2 * length) if self.target.kind != "min_sqnr" else length + 1
+        candidate = self.path.at(longer)
+        while candidate is None and longer > length + 1:
             longer -= 1
-            candidate = path.at(longer)
-        if candidate is None:
-            break
-        length = longer
-        best = check(candidate)
-    if not target.met(best.figures):
-        result.best = min(result.checked, key=lambda item: target.shortfall(item.figures))
-        return result
-    low, high = failed, length
-    while high - low > 1:
-        middle = (low + high) // 2
-        candidate = path.at(middle)
-        checked = check(candidate) if candidate is not None else best
-        if target.met(checked.figures):
-            high, best = middle, checked
-        else:
-            low = middle
-    result.best = _taken_back(best, found, target, check)
-    result.reached = True
-    return result
+            candidate = self.path.at(longer)
+        while candidate is not None and not self.hopeful(candidate):
+            following = self.path.at(longer + 1)
+            if following is None:
+                break  # everything is restored: the last word is the check's
+            candidate, longer = following, longer + 1
+        return candidate, longer
 
-
-def _taken_back(best: Checked, found: Sequence[Sensitivity], target: Target, check: _Check) -> Checked:
-    """Put units back into INT8, the most costly first, while the target stays met."""
-    units = [item for item in found if best.candidate.restored.issuperset(item.nodes)]
-    if len(units) < 2:
+    def _shortest(self, failed: int, length: int, best: Checked) -> Checked:
+        """Between a length that fails and one that does, the shortest that does."""
+        while length - failed > 1:
+            middle = (failed + length) // 2
+            candidate = self.path.at(middle)
+            if candidate is None or not self.hopeful(candidate):
+                failed = middle
+                continue
+            checked = self.check(candidate)
+            if self.target.met(checked.figures):
+                length, best = middle, checked
+            else:
+                failed = middle
         return best
-    for item in sorted(units, key=lambda item: -item.cost)[:_TAKEN_BACK]:
-        fewer = Candidate(best.candidate.restored - set(item.nodes), best.candidate.repairs)
-        checked = check(fewer)
-        if target.met(checked.figures):
-            best = checked
-    return best
 
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    _Check = Callable[[Candidate], Checked]
+    def _taken_back(self, best: Checked) -> Checked:
+        """Put units back into INT8, the most costly first, while the target stays met."""
+        units = [item for item in self.found if best.candidate.restored.issuperset(item.nodes)]
+        if len(units) < 2:
+            return best
+        for item in sorted(units, key=lambda item: -item.cost)[:_TAKEN_BACK]:
+            fewer = Candidate(best.candidate.restored - set(item.nodes), best.candidate.repairs)
+            if not self.hopeful(fewer):
+                continue
+            checked = self.check(fewer)
+            if self.target.met(checked.figures):
+                best = checked
+        return best
