@@ -6,20 +6,29 @@
     gpu_bench.py run --at DIR --out OUT                                         there: needs TensorRT and PyCUDA only
 
 `prepare` writes each model's FP32 and INT8 graph with their common weights stored once, the calibration cache, the test
-images and the predictions that the Q/DQ graph gives in onnxruntime, cut into slices of 48 MB. `run` goes on where an
-earlier call stopped (engines and timing cache stay in DIR), ends inside --budget-s, and writes OUT/results.json after
-every step, OUT/table.md at the end, and OUT/details.tar.gz with the layer tables, layer times and the timing cache.
+images, the predictions that the Q/DQ graph gives in onnxruntime and the timing caches of earlier runs, cut into slices
+of 48 MB; a rival's graph newer than opset 17 is written in opset 17 and proved to compute the same. `run` goes on where
+an earlier call stopped (engines and timing caches stay in DIR), ends inside --budget-s, and writes OUT/results.json
+after every step, OUT/table.md at the end, and OUT/details.tar.gz with the layer tables, layer times and timing caches.
+
+The variants of `run --first` are built and measured before the others are built; what came later is measured again
+together with them, since only figures of one interleaved measurement are ranked. Several runs on one card wait for each
+other: builds may run side by side, a measurement has the card to itself.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import io
 import json
 import os
 import sys
 import tarfile
+import tempfile
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,155 +46,22 @@ from pipeline.engine.onnx_wire import read_model
 from pipeline.engine.records import BuildOptions, EngineRecord
 from pipeline.engine.runner import Runner
 
-SLICE_BYTES = 48_000_000
-SHARED_BYTES = 1024  # smaller weights stay in the graph
 RIVALS = ("modelopt", "onnxruntime")  # Q/DQ graphs of other tools, given with --rival
-VARIANTS = ("int8", "fp16", "implicit", *RIVALS, "fp32", "int8-half-in")
+FIRST = ("int8", "fp16", "implicit")
+VARIANTS = (*FIRST, *RIVALS, "int8-half-in", "fp32")
 PACK = "pack.tar"
 
 
-# Here: prepare
-
-
-def share_weights(folder: Path, sources: dict[str, Path]) -> None:
-    """Write ``sources`` (name: ONNX file) into ``folder`` with their large weights in one common ``weights.bin``."""
-    import hashlib
-
-    import onnx
-
-    places: dict[str, tuple[int, int]] = {}
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "weights.bin").open("wb") as blob:
-        for name, source in sources.items():
-            model = onnx.load(source)
-            for tensor in model.graph.initializer:
-                values = onnx.numpy_helper.to_array(tensor)
-                if values.nbytes < SHARED_BYTES:
-                    continue
-                data = np.ascontiguousarray(values).tobytes()
-                digest = hashlib.sha256(data).hexdigest()
-                if digest not in places:
-                    places[digest] = (blob.tell(), len(data))
-                    blob.write(data)
-                tensor.ClearField("raw_data")
-                for kind in ("float_data", "int32_data", "int64_data", "double_data"):
-                    tensor.ClearField(kind)
-                tensor.data_location = onnx.TensorProto.EXTERNAL
-                del tensor.external_data[:]
-                offset, length = places[digest]
-                for key, value in (("location", "weights.bin"), ("offset", offset), ("length", length)):
-                    tensor.external_data.add(key=key, value=str(value))
-            (folder / f"{name}.onnx").write_bytes(model.SerializeToString())
-
-
-def centre_crops(folder: Path, size: int, names: list[str]) -> np.ndarray:
-    """uint8, (images, 3, size, size)."""
-    from PIL import Image
-
-    crops = []
-    for name in names:
-        with Image.open(folder / name) as image:
-            pixels = np.asarray(image.convert("RGB"))
-        top, left = ((side - size) // 2 for side in pixels.shape[:2])
-        crops.append(pixels[top : top + size, left : left + size].transpose(2, 0, 1))
-    return np.stack(crops)
-
-
-def predictions(model: Path, images: np.ndarray, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
-    """Arg-max per image, from onnxruntime without graph optimisation."""
-    from pipeline.core.ort import make_session
-
-    session = make_session(model, optimise=False)
-    name = session.get_inputs()[0].name
-    parts = [images[start : start + 16] for start in range(0, len(images), 16)]
-    return np.concatenate([session.run(None, {name: normalised(p, mean, std)})[0].argmax(-1) for p in parts])
-
-
 def normalised(images: np.ndarray, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
-    return ((images.astype(np.float32) - mean.reshape(1, -1, 1, 1)) / std.reshape(1, -1, 1, 1)).astype(np.float32)
+    """float32, same shape."""
+    values = images.astype(np.float32) - mean.reshape(1, -1, 1, 1)
+    return np.asarray(values / std.reshape(1, -1, 1, 1), np.float32)
 
 
-def full_cache(model: Path, images: np.ndarray, mean: np.ndarray, std: np.ndarray) -> str:
-    """A calibration cache with the largest magnitude of every activation over ``images``: what implicit INT8 needs.
+def _prepare(args: argparse.Namespace) -> None:
+    from scripts.gpu_pack import prepare
 
-    The artifact has the tensors that the Q/DQ graph quantises; with fewer scales than tensors TensorRT would
-    leave the others in float and the comparison would flatter us.
-    """
-    import onnx
-
-    from calibrators.cache import cache_text
-    from pipeline.core.ort import make_session
-
-    graph = onnx.load(model).graph
-    floats = {
-        value.name
-        for value in onnx.shape_inference.infer_shapes(onnx.load(model)).graph.value_info
-        if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT
-    }
-    names = [name for node in graph.node for name in node.output if name in floats]
-    outputs = [output.name for output in graph.output]
-    session = make_session(model, capture=names, optimise=False)
-    source = graph.input[0].name
-    largest = dict.fromkeys([source, *names, *outputs], 0.0)
-    for start in range(0, len(images), 8):
-        feed = normalised(images[start : start + 8], mean, std)
-        found = session.run([*names, *outputs], {source: feed})
-        for name, values in zip([source, *names, *outputs], [feed, *found], strict=True):
-            largest[name] = max(largest[name], float(np.abs(values).max()))
-    return cache_text({name: value / 127 for name, value in largest.items() if value > 0})
-
-
-def _split_rival(text: str) -> tuple[str, str, str]:
-    return text.partition("=")
-
-
-def prepare(args: argparse.Namespace) -> None:
-    import csv
-
-    from pipeline.artifact import FP32_MODEL, INT8_MODEL
-
-    work = args.out / "content"
-    with (args.images / "labels.csv").open() as stream:
-        rows = list(csv.DictReader(stream))
-    names, labels = [row["file"] for row in rows], np.array([int(row["class_index"]) for row in rows])
-    calibrated = {index * len(names) // args.skip for index in range(args.skip)}  # as `quantize build` spaces them
-    chosen = np.array([index for index in range(len(names)) if index not in calibrated])
-    images = centre_crops(args.images, args.size, [names[index] for index in chosen])
-    spec: dict[str, Any] = {"models": {}}
-    stored = {"images": images, "labels": labels[chosen]}
-    for text in args.model:
-        name, _, rest = text.partition("=")
-        artifact, _, numbers = rest.partition(":")
-        mean, std = (
-            np.array([float(v) for v in part.split(",")], np.float32) for part in (numbers or "127:128").split(":")
-        )
-        sources = {"fp32": Path(artifact) / FP32_MODEL, "int8": Path(artifact) / INT8_MODEL}
-        for key, _, path in map(_split_rival, args.rival):
-            owner, _, rival = key.partition(":")
-            if rival not in RIVALS:
-                raise SystemExit(f"--rival {key}: known are {', '.join(RIVALS)}")
-            if owner == name:
-                sources[rival] = Path(path)
-        share_weights(work / name, sources)
-        (work / name / "calibration.cache").write_text(full_cache(sources["fp32"], images[:64], mean, std))
-        for kind in sources if name in args.predict else ():
-            stored[f"{name}/{kind}"] = predictions(sources[kind], images, mean, std)
-        spec["models"][name] = {"mean": mean.tolist(), "std": std.tolist()}
-    np.savez_compressed(work / "images.npz", **stored)
-    (work / "spec.json").write_text(json.dumps(spec, indent=1))
-    with tarfile.open(args.out / PACK, "w") as tar:
-        tar.add(work, arcname=".")
-    with (args.out / PACK).open("rb") as stream:
-        for number in range(100):
-            if not (data := stream.read(SLICE_BYTES)):
-                break
-            part = args.out / f"slice-{number:02d}"
-            part.mkdir(exist_ok=True)
-            (part / f"{PACK}.{number:02d}").write_bytes(data)
-            print(f"{part}  {len(data) / 1e6:.1f} MB")
-
-
-# There: receive and run
+    prepare(args)
 
 
 def receive(args: argparse.Namespace) -> None:
@@ -204,6 +80,18 @@ def unpack(folder: Path) -> None:
         tar.extractall(folder)
     for part in parts:
         part.unlink()
+
+
+@contextmanager
+def card(*, alone: bool) -> Iterator[None]:
+    """Share the card with other runs of this script, or have it alone. Who waits to be alone is overtaken by nobody."""
+    folder = Path(tempfile.gettempdir())
+    turn, use = (folder / f"quantize-gpu-bench.{name}.lock" for name in ("turn", "use"))
+    with turn.open("w") as first, use.open("w") as second:
+        fcntl.flock(first, fcntl.LOCK_EX)
+        fcntl.flock(second, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        fcntl.flock(first, fcntl.LOCK_UN)
+        yield
 
 
 class Bench:
@@ -249,7 +137,7 @@ class Bench:
             half_inputs=variant == "int8-half-in",
             calibration_cache=self.args.at / model / "calibration.cache" if variant == "implicit" else None,
             optimization_level=self.args.level,
-            timing_cache_folder=self.args.at / "timing",
+            timing_cache_folder=self.args.at / model / "timing",
         )
 
     def build(self, model: str, variant: str, *, again: bool = False) -> None:
@@ -263,18 +151,20 @@ class Bench:
             return
         plan = folder / ("again.plan" if again else "model.plan")
         try:
-            record = build_engine(
-                source,
-                target="tensorrt",
-                profiles=self.profiles(model),
-                plan_path=plan,
-                options=self.options(model, variant),
-                timeout_s=max(self.left(), 1),
-            )
+            with card(alone=False):
+                record = build_engine(
+                    source,
+                    target="tensorrt",
+                    profiles=self.profiles(model),
+                    plan_path=plan,
+                    options=self.options(model, variant),
+                    timeout_s=max(self.left() - (0 if again else self.args.reserve_s), 1),
+                )
         except QuantizeError as error:
             self.put("failures", f"{model}/{variant}", value=str(error)[:2000])
             self.note(f"{model} {variant}: {str(error)[:300]}")
             return
+        self.results.get("failures", {}).pop(f"{model}/{variant}", None)
         key = "second_build" if again else "build"
         entry = record.manifest_entry()
         self.put(
@@ -318,19 +208,24 @@ class Bench:
         """All variants that are built, with and without graph, interleaved, batch by batch."""
         images, _ = self.images(model)
         runners = {}
-        for variant in VARIANTS:
-            for graph in (False, True):
-                runner = None if variant.endswith("half-in") else self.runner(model, variant, cuda_graphs=graph)
-                if runner is not None:
-                    runners[variant, graph] = runner
         try:
+            for variant in VARIANTS:
+                for graph in (False, True):
+                    runner = self.runner(model, variant, cuda_graphs=graph)
+                    if runner is not None:
+                        runners[variant, graph] = runner
+            candidates = [Candidate(variant, runner, graph) for (variant, graph), runner in runners.items()]
+            if not candidates:
+                self.note(f"{model}: no engine to measure")
+                return
             for batch in self.args.batches:
-                if self.left() < 10 or f"{batch}" in self.results.get("measured", {}).get(model, {}):
+                known = self.results.get("measured", {}).get(model, {}).get(f"{batch}", [])
+                if self.left() < 10 or {m["name"] for m in known} >= {c.name for c in candidates}:
                     continue
-                candidates = [Candidate(variant, runner, graph) for (variant, graph), runner in runners.items()]
-                name = candidates[0].runner.inputs[0].name
-                shapes = {name: (batch, *images.shape[1:])}
-                found = measure_compute(candidates, shapes, rounds=self.args.rounds, samples={name: images[:batch]})
+                shapes = {candidates[0].runner.inputs[0].name: (batch, *images.shape[1:])}
+                samples = dict.fromkeys(shapes, images[:batch])
+                with card(alone=True):
+                    found = measure_compute(candidates, shapes, rounds=self.args.rounds, samples=samples)
                 self.put("measured", model, f"{batch}", value=[m.model_dump(mode="json") for m in found])
                 best = max(found, key=lambda m: m.throughput)
                 self.note(
@@ -347,8 +242,10 @@ class Bench:
         images, stored = self.images(model)
         labels = stored["labels"]
         for variant in VARIANTS:
+            if self.left() < 5 or variant in self.results.get("accuracy", {}).get(model, {}):
+                continue
             runner = self.runner(model, variant, in_flight=2)
-            if runner is None or self.left() < 5:
+            if runner is None:
                 continue
             with runner:
                 name, output = runner.inputs[0].name, runner.outputs[0].name
@@ -368,10 +265,12 @@ class Bench:
 
     def overlap(self, model: str) -> None:
         for variant in ("int8", "int8-half-in", "fp16"):
-            runner = self.runner(model, variant, cuda_graphs=True, in_flight=self.args.in_flight)
-            if runner is None or self.left() < 8:
+            if self.left() < 8 or variant in self.results.get("overlap", {}).get(model, {}):
                 continue
-            with runner:
+            runner = self.runner(model, variant, cuda_graphs=True, in_flight=self.args.in_flight)
+            if runner is None:
+                continue
+            with runner, card(alone=True):
                 name = runner.inputs[0].name
                 rest = runner.profiles[-1].inputs[name].opt[1:]
                 found = measure_overlap(
@@ -381,18 +280,25 @@ class Bench:
             self.note(f"{model} {variant}: overlap {found.share:.1%} of compute alone, {found}")
 
     def layers(self, model: str) -> None:
+        """The time of each layer at batch 1 and 64, and what the inspector says of them at these shapes."""
         images, _ = self.images(model)
         for variant in VARIANTS:
-            runner = self.runner(model, variant)
-            if runner is None or self.left() < 5:
+            if self.left() < 5 or variant in self.results.get("layer_counts", {}).get(model, {}):
                 continue
+            runner = self.runner(model, variant)
+            if runner is None:
+                continue
+            folder = self.args.at / "engines" / model / variant
             with runner:
                 name = runner.inputs[0].name
                 for batch in (1, 64):
-                    times = runner.layer_times({name: images[:batch].astype(runner.inputs[0].dtype)}, runs=20)
-                    path = self.args.at / "engines" / model / variant / f"layer-times-{batch}.json"
-                    path.write_text(json.dumps(times, indent=1))
-                self.put("layer_counts", model, variant, value=count_layers(runner.layer_information()).model_dump())
+                    feeds = {name: np.resize(images, (batch, *images.shape[1:])).astype(runner.inputs[0].dtype)}
+                    with card(alone=True):
+                        times = runner.layer_times(feeds, runs=20)
+                    (folder / f"layer-times-{batch}.json").write_text(json.dumps(times, indent=1))
+                    text = runner.layer_information({name: feeds[name].shape})
+                    (folder / f"layers-{batch}.json").write_text(text)
+                self.put("layer_counts", model, variant, value=count_layers(text).model_dump(mode="json"))
 
     def details(self) -> None:
         """Everything worth looking at later, in one file."""
@@ -401,26 +307,35 @@ class Bench:
                 tar.add(path, arcname=path.relative_to(self.args.at))
 
     def run(self) -> None:
-        order = [(model, variant) for variant in self.args.variants for model in self.models]
-        for model, variant in order:
-            if self.left() > self.args.reserve_s:
-                self.build(model, variant)
-                self.details()
-        for step in (self.measure, self.accuracy, self.overlap, self.layers):
+        groups = [[v for v in self.args.variants if (v in self.args.first) == first] for first in (True, False)]
+        for variants in groups:
             for model in self.models:
-                try:
-                    step(model)
-                except QuantizeError as error:
-                    self.put("failures", f"{model}/{step.__name__}", value=str(error)[:2000])
-                    self.note(f"{model} {step.__name__}: {error}")
+                for variant in variants:
+                    if self.left() > self.args.reserve_s:
+                        self.build(model, variant)
+                        self.details()
+            for step in (self.measure, self.accuracy, self.overlap, self.layers):
+                for model in self.models:
+                    self.attempt(step, model)
         for model in self.models:
             done = "second_build" in self.results.get("builds", {}).get(model, {}).get("int8", {})
             if not done and self.left() > 20:
                 self.build(model, "int8", again=True)
+        self.save()
         self.details()
         text = table(self.results)
         (self.args.out / "table.md").write_text(text)
         print(text)
+
+    def attempt(self, step: Callable[[str], None], model: str) -> None:
+        """One step may fail without ending the others."""
+        try:
+            step(model)
+        except QuantizeError as error:
+            self.put("failures", f"{model}/{step.__name__}", value=str(error)[:2000])
+            self.note(f"{model} {step.__name__}: {error}")
+        else:
+            self.results.get("failures", {}).pop(f"{model}/{step.__name__}", None)
 
 
 def table(results: dict[str, Any]) -> str:
@@ -462,17 +377,28 @@ def table(results: dict[str, Any]) -> str:
                 )
     if results.get("builds"):
         lines += [
-            "\n| model | engine | first build | with timing cache | plan | int8 / float convolutions |",
-            "|---|---|---:|---:|---:|---:|",
+            "\n| model | engine | build (timing cache before it) | again | plan "
+            "| layers, int8 / float convolutions, reformats, pointwise: of each profile |",
+            "|---|---|---:|---:|---:|---|",
         ]
         for model, variants in results["builds"].items():
             for name, builds in variants.items():
                 first, second = builds.get("build", {}), builds.get("second_build", {})
-                seconds = " | ".join(f"{b['build_seconds']:.1f} s" if b else "-" for b in (first, second))
-                counts = first.get("layers") or {}
-                kinds = f"{counts['convolutions_int8']} / {counts['convolutions_float']}" if counts else "-"
-                lines.append(f"| {model} | {name} | {seconds} | {first.get('plan_bytes', 0) / 1e6:.1f} MB | {kinds} |")
+                seconds = f"{first['build_seconds']:.1f} s ({first['timing_cache']})" if first else "-"
+                again = f"{second['build_seconds']:.1f} s" if second else "-"
+                counts = first.get("layers") or results.get("layer_counts", {}).get(model, {}).get(name) or {}
+                plan = f"{first.get('plan_bytes', 0) / 1e6:.1f} MB"
+                lines.append(f"| {model} | {name} | {seconds} | {again} | {plan} | {_counts(counts)} |")
     return "\n".join(lines) + "\n"
+
+
+def _counts(counts: dict[str, Any]) -> str:
+    parts = counts.get("per_profile") or ([counts] if counts else [])
+    texts = (
+        f"{c['layers']}, {c['convolutions_int8']} / {c['convolutions_float']}, {c['reformats']}, {c['pointwise']}"
+        for c in parts
+    )
+    return "; ".join(texts) or "-"
 
 
 def main() -> None:
@@ -490,7 +416,13 @@ def main() -> None:
         "--predict", nargs="*", default=[], help="models of which onnxruntime's predictions are stored too"
     )
     one.add_argument("--out", type=Path, required=True)
-    one.set_defaults(action=prepare)
+    one.add_argument(
+        "--timing-cache",
+        action="append",
+        default=[],
+        help="[MODEL=]FILE of an earlier run on such a card, with its name unchanged; builds take a fraction then",
+    )
+    one.set_defaults(action=_prepare)
     two = commands.add_parser("receive")
     two.add_argument("slice", type=Path)
     two.add_argument("--at", type=Path, required=True)
@@ -499,9 +431,10 @@ def main() -> None:
     three.add_argument("--at", type=Path, required=True)
     three.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")))
     three.add_argument("--budget-s", type=float, default=560)
-    three.add_argument("--reserve-s", type=float, default=60, help="no build is started when less than this is left")
+    three.add_argument("--reserve-s", type=float, default=90, help="kept for measuring: builds end before")
     three.add_argument("--models", nargs="*", default=[])
     three.add_argument("--variants", nargs="*", default=list(VARIANTS), choices=VARIANTS)
+    three.add_argument("--first", nargs="*", default=list(FIRST), choices=VARIANTS, help="built and measured first")
     three.add_argument("--batches", type=lambda text: [int(v) for v in text.split(",")], default=[1, 8, 64, 128])
     three.add_argument(
         "--profiles", default="1:1:1,2:64:128", help="MIN:OPT:MAX batch of each profile, joined by commas"

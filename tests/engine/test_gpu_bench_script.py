@@ -1,0 +1,183 @@
+"""The script that measures on a GPU machine: what it packs, and the order of its steps (fake card, fake builds)."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from pipeline.core.errors import CheckFailed, InputError, ToolError
+from pipeline.engine.records import LayerCounts
+from scripts import gpu_bench, gpu_pack
+from tests.engine import graphs
+from tests.engine.fakes import plan
+from tests.engine.records import record
+
+PROFILES = (((1, 3, 4, 4),) * 3, ((2, 3, 4, 4), (4, 3, 4, 4), (8, 3, 4, 4)))
+
+
+# Opset 19 to 17
+
+
+def newer(*nodes: onnx.NodeProto, opset: int = 19) -> onnx.ModelProto:
+    constants = {"s": np.float32(0.1), "z": np.int8(0), "axes": np.array([2, 3], np.int64)}
+    graph = helper.make_graph(
+        list(nodes),
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3, 4, 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [None] * 4)],
+        [numpy_helper.from_array(np.asarray(values), name) for name, values in constants.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
+
+
+PAIR = (
+    helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"], saturate=1),
+    helper.make_node("DequantizeLinear", ["q", "s", "z"], ["d"]),
+)
+
+
+def test_a_graph_of_opset_19_is_written_in_opset_17_and_computes_the_same(tmp_path: Path) -> None:
+    mean = helper.make_node("ReduceMean", ["d", "axes"], ["y"], keepdims=1, noop_with_empty_axes=0)
+    onnx.save(newer(*PAIR, mean), tmp_path / "m.onnx")
+    feeds = {"x": np.random.default_rng(0).standard_normal((2, 3, 4, 4)).astype(np.float32)}
+    path = gpu_pack.lowered_file(tmp_path / "m.onnx", tmp_path / "out", feeds)
+    lowered = onnx.load(path)
+    assert [entry.version for entry in lowered.opset_import] == [17]
+    assert list(helper.get_node_attr_value(lowered.graph.node[2], "axes")) == [2, 3]
+    assert list(lowered.graph.node[2].input) == ["d"]
+    assert gpu_pack.lowered_file(path, tmp_path / "again", feeds) == path
+
+
+@pytest.mark.parametrize(
+    ("node", "opset", "words"),
+    [
+        (helper.make_node("Pad", ["d", "axes"], ["y"]), 19, "Pad .* of opset 19 is not the same in opset 17"),
+        (helper.make_node("ReduceMean", ["d", "k"], ["y"]), 19, "computes its axes"),
+        (helper.make_node("ReduceMean", ["d"], ["y"], noop_with_empty_axes=1), 19, "noop_with_empty_axes"),
+        (helper.make_node("ReduceMax", ["d", "axes"], ["y"]), 21, "is not the same"),
+        (helper.make_node("Reshape", ["d", "axes"], ["y"], strange=1), 19, "attribute strange, which opset 17 lacks"),
+    ],
+)
+def test_what_means_something_else_in_opset_17_is_refused(node: onnx.NodeProto, opset: int, words: str) -> None:
+    model = newer(node, opset=opset)
+    with pytest.raises(InputError, match=words):
+        gpu_pack.lower_opset(model)
+
+
+def test_a_lowered_graph_that_computes_something_else_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    onnx.save(newer(helper.make_node("ReduceMean", ["x", "axes"], ["y"])), tmp_path / "m.onnx")
+    wrong = newer(helper.make_node("ReduceMean", ["x"], ["y"], axes=[1]), opset=17)
+    monkeypatch.setattr(gpu_pack, "lower_opset", lambda model: wrong)
+    with pytest.raises(CheckFailed, match="computes something else in opset 17"):
+        gpu_pack.lowered_file(tmp_path / "m.onnx", tmp_path / "out", {"x": np.ones((1, 3, 4, 4), np.float32)})
+
+
+# A run
+
+
+class Session:
+    """A folder as `receive` leaves it, and builds that are remembered."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.at, self.out, self.built, self.refused = folder / "at", folder / "out", [], set()
+        (self.at / "net").mkdir(parents=True)
+        self.out.mkdir()
+        for name in ("fp32", "int8", "modelopt"):
+            graphs.conv(self.at / "net" / f"{name}.onnx", shape=("N", 3, 4, 4))
+        spec = {"models": {"net": {"mean": [127.0], "std": [128.0]}}}
+        (self.at / "spec.json").write_text(json.dumps(spec))
+        images = np.random.default_rng(0).integers(0, 255, (6, 3, 4, 4)).astype(np.uint8)
+        np.savez(self.at / "images.npz", images=images, labels=np.zeros(1, np.int64))
+        monkeypatch.setattr(gpu_bench, "build_engine", self.build)
+        monkeypatch.setattr(gpu_bench, "describe_device", lambda: None)
+
+    def build(self, model: Path, *, plan_path: Path, timeout_s: float, **rest: object):
+        variant = plan_path.parent.name
+        if variant in self.refused:
+            raise ToolError(f"no {variant}")
+        self.built.append((variant, plan_path.name, timeout_s))
+        plan_path.parent.mkdir(parents=True, exist_ok=True)
+        plan_path.write_bytes(plan(profiles=PROFILES))
+        counts = LayerCounts(layers=9, convolutions_int8=2, convolutions_float=0, reformats=1)
+        both = counts.model_copy(update={"per_profile": (counts, counts)})
+        return record(layers=both)
+
+    def run(self, **changes: object) -> dict:
+        args = Namespace(
+            at=self.at,
+            out=self.out,
+            models=[],
+            variants=list(gpu_bench.VARIANTS),
+            first=list(gpu_bench.FIRST),
+            batches=[1, 4],
+            profiles="1:1:1,2:4:8",
+            budget_s=300.0,
+            reserve_s=50.0,
+            level=None,
+            rounds=2,
+            in_flight=2,
+        )
+        vars(args).update(changes)
+        gpu_bench.Bench(args).run()
+        return json.loads((self.out / "results.json").read_text())
+
+
+@pytest.fixture
+def session(card: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
+    monkeypatch.setattr(gpu_bench.Bench, "overlap", lambda self, model: None)  # batch 64, half a second each
+    monkeypatch.setattr(gpu_bench.Bench, "layers", lambda self, model: None)
+    return Session(tmp_path, monkeypatch)
+
+
+def test_what_is_built_first_is_measured_before_the_rest_is_built(session: Session) -> None:
+    session.refused = {"modelopt", "int8-half-in", "fp32"}
+    results = session.run()
+    assert [name for name, file, _ in session.built if file == "model.plan"] == list(gpu_bench.FIRST)
+    assert all(seconds <= 250 for _, file, seconds in session.built if file == "model.plan")
+    assert set(results["failures"]) == {"net/modelopt", "net/int8-half-in", "net/fp32"}
+    assert {m["name"] for m in results["measured"]["net"]["4"]} == set(gpu_bench.FIRST)
+    assert "9, 2 / 0, 1, 0; 9, 2 / 0, 1, 0" in (session.out / "table.md").read_text()
+
+
+def test_a_later_run_goes_on_and_measures_all_together(session: Session) -> None:
+    session.refused = {"modelopt", "int8-half-in", "fp32"}
+    session.run()
+    session.refused, session.built = set(), []
+    results = session.run()
+    assert [name for name, *_ in session.built] == ["modelopt", "int8-half-in", "fp32"]
+    names = {m["name"] for m in results["measured"]["net"]["1"]}
+    assert names == {*gpu_bench.FIRST, "modelopt", "int8-half-in", "fp32"}
+    assert results["failures"] == {}
+    assert set(results["accuracy"]["net"]) == names
+
+
+def test_without_an_engine_there_is_nothing_to_measure(session: Session, capsys: pytest.CaptureFixture[str]) -> None:
+    session.refused = set(gpu_bench.VARIANTS)
+    results = session.run()
+    assert "measured" not in results
+    assert "net: no engine to measure" in capsys.readouterr().out
+
+
+def test_no_build_begins_when_only_the_reserve_is_left(session: Session) -> None:
+    session.run(budget_s=10.0)
+    assert session.built == []
+
+
+def test_a_measurement_has_the_card_to_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import fcntl
+
+    monkeypatch.setattr(gpu_bench.tempfile, "gettempdir", lambda: str(tmp_path))
+    with gpu_bench.card(alone=False), gpu_bench.card(alone=False):
+        pass
+    with gpu_bench.card(alone=True), (tmp_path / "quantize-gpu-bench.use.lock").open() as other:
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)
