@@ -43,7 +43,8 @@ _DTYPES = {
 }
 _DTYPE_WORD = re.compile(r"\b(" + "|".join(sorted(_DTYPES, key=len, reverse=True)) + r")\b", re.IGNORECASE)
 _ONNX_NODE = re.compile(r"\[ONNX Layer: ([^\]]+)\]")
-_CONVOLUTIONS = ("convolution", "deconvolution")
+_CONVOLUTIONS = ("convolution", "deconvolution", "convactpool")
+"""The last one: convolution, activation and pooling in one kernel, such as the stem of a ResNet."""
 _FLOATS = ("float32", "float16", "bfloat16")
 _PROFILE = re.compile(r" \[profile (\d+)\]$")
 _UNKNOWN = "unknown"
@@ -154,11 +155,11 @@ def parse_layers(text: str) -> tuple[EngineLayer, ...]:
 def _layer(item: Any) -> EngineLayer:
     if isinstance(item, str):
         return EngineLayer(name=item, kind="", operation="")
-    weights = item.get("Weights")
+    weights = item.get("Weights", item.get("ConvWeights"))  # the prefix: where pooling is in the same kernel
     weights_dtype = _dtype(str(weights.get("Type", ""))) if isinstance(weights, dict) else None
     inputs = tuple(_tensor(tensor) for tensor in item.get("Inputs", ()))
     channels = None
-    maps = item.get("OutMaps")
+    maps = item.get("OutMaps", item.get("ConvOutMaps"))
     if isinstance(maps, int) and inputs and len(inputs[0].shape) >= 3:
         channels = (inputs[0].shape[1], maps)
     return EngineLayer(
@@ -169,7 +170,7 @@ def _layer(item: Any) -> EngineLayer:
         outputs=tuple(_tensor(tensor) for tensor in item.get("Outputs", ())),
         weights_dtype=weights_dtype,
         channels=channels,
-        groups=int(item.get("Groups", 1)),
+        groups=int(item.get("Groups", item.get("ConvGroups", 1))),
         tactic=str(item.get("TacticName") or item.get("TacticValue") or ""),
         metadata=str(item.get("Metadata", "")),
     )

@@ -157,6 +157,24 @@ def test_8_6_leaves_line_breaks_inside_its_strings_and_formats_unknown() -> None
     assert stem.fused == ("/_conv_stem/Conv", "/_swish/Clip")
 
 
+def test_a_convolution_that_takes_the_pooling_with_it_is_one() -> None:
+    """As 8.6.0 told of ResNet-50's stem."""
+    stem = {
+        "Name": "stem.0.weight + stem.0.weight_QuantizeLinear + /stem/0/Conv + /stem/2/Relu + /pool/MaxPool",
+        "LayerType": "CaskConvActPool",
+        "Inputs": [old_tensor("x_q", "N/A due to dynamic shapes", 1, 3, 224, 224)],
+        "Outputs": [old_tensor("p_q", "N/A due to dynamic shapes", 1, 64, 56, 56)],
+        "ParameterType": "ConvActPool",
+        "ConvOutMaps": 64,
+        "ConvGroups": 1,
+        "ConvWeights": {"Type": "Int8", "Count": 9408},
+        "TacticValue": "0x7b00f0752fdcc88c",
+    }
+    (layer,) = parse_layers(text(stem))
+    assert (layer.convolution, layer.computes_in, layer.channels) == (True, "int8", (3, 64))
+    assert count_layers(text(stem)).convolutions_int8 == 1
+
+
 def test_layers_that_do_nothing_are_no_reformats() -> None:
     idle = [layer for layer in parse_layers(real("int8")) if layer.no_op]
     assert any(layer.name.startswith("Reformatting CopyNode") for layer in idle)
