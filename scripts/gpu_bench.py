@@ -224,8 +224,7 @@ class Bench:
                     continue
                 shapes = {candidates[0].runner.inputs[0].name: (batch, *images.shape[1:])}
                 samples = dict.fromkeys(shapes, images[:batch])
-                with card(alone=True):
-                    found = measure_compute(candidates, shapes, rounds=self.args.rounds, samples=samples)
+                found = measure_compute(candidates, shapes, rounds=self.args.rounds, samples=samples)
                 self.put("measured", model, f"{batch}", value=[m.model_dump(mode="json") for m in found])
                 best = max(found, key=lambda m: m.throughput)
                 self.note(
@@ -270,7 +269,7 @@ class Bench:
             runner = self.runner(model, variant, cuda_graphs=True, in_flight=self.args.in_flight)
             if runner is None:
                 continue
-            with runner, card(alone=True):
+            with runner:
                 name = runner.inputs[0].name
                 rest = runner.profiles[-1].inputs[name].opt[1:]
                 found = measure_overlap(
@@ -293,8 +292,7 @@ class Bench:
                 name = runner.inputs[0].name
                 for batch in (1, 64):
                     feeds = {name: np.resize(images, (batch, *images.shape[1:])).astype(runner.inputs[0].dtype)}
-                    with card(alone=True):
-                        times = runner.layer_times(feeds, runs=20)
+                    times = runner.layer_times(feeds, runs=20)
                     (folder / f"layer-times-{batch}.json").write_text(json.dumps(times, indent=1))
                     text = runner.layer_information({name: feeds[name].shape})
                     (folder / f"layers-{batch}.json").write_text(text)
@@ -314,9 +312,10 @@ class Bench:
                     if self.left() > self.args.reserve_s:
                         self.build(model, variant)
                         self.details()
-            for step in (self.measure, self.accuracy, self.overlap, self.layers):
-                for model in self.models:
-                    self.attempt(step, model)
+            with card(alone=True):  # for all of it: between two batches another run would begin a build
+                for step in (self.measure, self.accuracy, self.overlap, self.layers):
+                    for model in self.models:
+                        self.attempt(step, model)
         for model in self.models:
             done = "second_build" in self.results.get("builds", {}).get(model, {}).get("int8", {})
             if not done and self.left() > 20:

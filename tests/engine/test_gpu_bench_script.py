@@ -133,8 +133,9 @@ class Session:
 
 @pytest.fixture
 def session(card: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
-    monkeypatch.setattr(gpu_bench.Bench, "overlap", lambda self, model: None)  # batch 64, half a second each
+    monkeypatch.setattr(gpu_bench.Bench, "overlap", lambda self, model: None)  # batch 64, which the fakes do not have
     monkeypatch.setattr(gpu_bench.Bench, "layers", lambda self, model: None)
+    monkeypatch.setattr(gpu_bench.tempfile, "gettempdir", lambda: str(tmp_path))
     return Session(tmp_path, monkeypatch)
 
 
@@ -170,6 +171,21 @@ def test_without_an_engine_there_is_nothing_to_measure(session: Session, capsys:
 def test_no_build_begins_when_only_the_reserve_is_left(session: Session) -> None:
     session.run(budget_s=10.0)
     assert session.built == []
+
+
+def test_overlap_and_layers_of_every_engine(
+    card: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_bench.tempfile, "gettempdir", lambda: str(tmp_path))
+    large = (PROFILES[0], ((2, 3, 4, 4), (64, 3, 4, 4), (128, 3, 4, 4)))
+    monkeypatch.setattr(f"{__name__}.PROFILES", large)
+    results = Session(tmp_path, monkeypatch).run(variants=["int8"], batches=[64], profiles="1:1:1,2:64:128")
+    assert results["overlap"]["net"]["int8"]["batch"] == 64
+    assert results["layer_counts"]["net"]["int8"]["layers"] == 1
+    folder = tmp_path / "at/engines/net/int8"
+    assert json.loads((folder / "layer-times-64.json").read_text()) == {"first": 0.5, "second": 0.25}
+    assert "(64, 3, 4, 4) on profile 1" in (folder / "layers-64.json").read_text()
+    assert "failures" not in results
 
 
 def test_a_measurement_has_the_card_to_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
