@@ -55,9 +55,11 @@ def check_owner(folder: Path, source_sha256: str, *, force: bool) -> None:
     Raises:
         InputError: unless ``force``.
     """
-    if force or not (folder / MANIFEST).is_file():
+    # A build killed while its files were being placed has left its manifest in the staging folder.
+    known = [place for place in (folder, folder / WORK / _NEXT) if (place / MANIFEST).is_file()]
+    if force or not known:
         return
-    owner = Artifact.open(folder).manifest
+    owner = Artifact.open(known[0]).manifest
     if owner.source.sha256 != source_sha256:
         raise InputError(
             f"{folder} holds the artifact {owner.name!r} of another model ({owner.source.spec}, "

@@ -87,6 +87,16 @@ def test_an_artifact_of_another_model_is_not_replaced(tmp_path: Path) -> None:
     package.check_owner(tmp_path / "out", "a" * 64, force=False)
 
 
+def test_a_build_killed_while_placing_files_keeps_its_owner(tmp_path: Path) -> None:
+    out = packaged(tmp_path).folder
+    staging = out / WORK / "next"
+    staging.mkdir(parents=True)
+    (out / MANIFEST).rename(staging / MANIFEST)
+    with pytest.raises(InputError, match="of another model"):
+        package.check_owner(out, "b" * 64, force=False)
+    package.check_owner(out, "a" * 64, force=False)
+
+
 def test_a_foreign_folder_is_not_written_into(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("x")
     with pytest.raises(InputError, match=r"thesis\.tex"):

@@ -340,3 +340,16 @@ def test_efficientnet_lite0_from_its_weights(tmp_path) -> None:
     assert found.inputs[0].shape == ("batch", 3, 224, 224)
     assert found.random_error is not None
     assert found.random_error < 1e-5
+
+
+def test_operators_that_onnxruntime_lacks_are_all_named(tmp_path: Path) -> None:
+    nodes = [
+        onnx.helper.make_node("Foo", ["x"], ["a"], name="first", domain="my"),
+        onnx.helper.make_node("Bar", ["a"], ["y"], name="second", domain="my"),
+    ]
+    value = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, 4]) for name in "xy"]
+    graph = onnx.helper.make_graph(nodes, "g", value[:1], value[1:])
+    opsets = [onnx.helper.make_opsetid("", 17), onnx.helper.make_opsetid("my", 1)]
+    onnx.save(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8), tmp_path / "model.onnx")
+    with pytest.raises(InputError, match=r"2 nodes have operators .*first \(my:Foo\), second \(my:Bar\)"):
+        run(tmp_path / "model.onnx", folder=tmp_path)

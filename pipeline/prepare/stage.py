@@ -21,6 +21,7 @@ from pipeline.prepare.clean import (
     state_kernel_shapes,
 )
 from pipeline.prepare.names import name_nodes
+from pipeline.prepare.operators import check_operators
 from pipeline.prepare.pad import fold_pads
 from pipeline.prepare.proof import TOLERANCE, compare
 from pipeline.prepare.result import Change, PrepareResult
@@ -106,6 +107,7 @@ def rewrite(model: ir.Model, advance: Any = lambda: None) -> tuple[Change, ...]:
         advance()
 
     note("function inlined", standard_form(model))
+    check_operators(model)
     clear_meaningless_dimensions(model)
     declared = [_dynamic(values) for values in (model.graph.inputs, model.graph.outputs)]
     note("Dropout removed", remove_dropout(model))
