@@ -7,7 +7,7 @@ bytes.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -64,6 +64,7 @@ def run(
     *,
     folder: Path,
     config: PlacementConfig,
+    weights: Literal["float", "int8"] = "float",
     progress: Progress = SILENT,
 ) -> QuantizeResult:
     """Quantise the prepared ``model`` by ``plan`` and write the stage's files into ``folder``.
@@ -71,6 +72,7 @@ def run(
     Args:
         statistics: of at least the tensors in ``plan.tensors``.
         config: its ``precision`` is the type of the part that stays float.
+        weights: how quantised weights are stored, see :func:`pipeline.placement.insert.insert_pairs`.
 
     Raises:
         InputError: a statistic is missing, a weight is not finite, the plan belongs to another model, or the opset is
@@ -85,12 +87,12 @@ def run(
     if plan.prequantized:
         warnings += repair(loaded)
         graph = GraphView(loaded)
-        tensors, weights = _given_entries(graph), {}
+        tensors, weight_records = _given_entries(graph), {}
     else:
         graph = GraphView(loaded)
         ranges, warnings = activation_ranges(plan.activations, statistics, calibrator)
         tensors = {point.tensor: _entry(point, ranges, statistics, calibrator) for point in plan.activations}
-        weights = _insert(graph, plan, ranges)
+        weight_records = _insert(graph, plan, ranges, weights)
     if config.precision == "fp16":
         from pipeline.placement.half import to_half
 
@@ -98,7 +100,7 @@ def run(
         progress.note(f"{len(half.converted)} float nodes compute in FP16, {half.casts} casts")
     folder.mkdir(parents=True, exist_ok=True)
     _save(loaded, folder)
-    write_json(folder / SCALES, {"schema": SCHEMA, "tensors": tensors, "weights": weights})
+    write_json(folder / SCALES, {"schema": SCHEMA, "tensors": tensors, "weights": weight_records})
     scales = {name: entry["scale"] for name, entry in tensors.items()}
     algorithm = _ALGORITHMS.get(calibrator.name, "EntropyCalibration2")
     write_cache(folder / CALIBRATION_CACHE, scales, algorithm=algorithm)
@@ -107,14 +109,14 @@ def run(
     if not quantized:
         warnings.append("no node is quantised, so nothing gains from INT8; `quantize explain` says why for each")
     progress.note(
-        f"{quantized} of {len(plan.decisions)} nodes quantised, {len(tensors)} activation and {len(weights)} weight "
+        f"{quantized} of {len(plan.decisions)} nodes quantised, {len(tensors)} activation and {len(weight_records)} weight "
         f"scales"
     )
     for text in warnings:
         progress.warn(text)
     return QuantizeResult(
         tensors=tuple(tensors),
-        weights=len(weights),
+        weights=len(weight_records),
         quantized_nodes=quantized,
         nodes=len(plan.decisions),
         warnings=tuple(warnings),
@@ -222,7 +224,9 @@ def _given_entries(graph: GraphView) -> dict[str, dict[str, Any]]:
     }  # fmt: skip
 
 
-def _insert(graph: GraphView, plan: PlacementPlan, ranges: Mapping[str, float]) -> dict[str, dict[str, Any]]:
+def _insert(
+    graph: GraphView, plan: PlacementPlan, ranges: Mapping[str, float], weights: Literal["float", "int8"]
+) -> dict[str, dict[str, Any]]:
     from calibrators import scale_of
     from pipeline.placement.insert import insert_pairs
     from pipeline.placement.weights import weight_amax, weight_scales
@@ -252,7 +256,7 @@ def _insert(graph: GraphView, plan: PlacementPlan, ranges: Mapping[str, float]) 
             "amax": amax.reshape(-1).tolist(),
             "scale": scale.reshape(-1).tolist(),
         }
-    insert_pairs(graph, plan, {name: scale_of(amax) for name, amax in ranges.items()}, scales)
+    insert_pairs(graph, plan, {name: scale_of(amax) for name, amax in ranges.items()}, scales, weights=weights)
     return records
 
 

@@ -91,25 +91,22 @@ class Network:
         from calibrators.statistics import load_statistics
         from pipeline import calibrate, quantize
         from pipeline.config import PlacementConfig
-        from pipeline.placement import insert, make_plan
+        from pipeline.placement import make_plan
 
         config = PlacementConfig(rules_off=rules_off)
         plan = make_plan(self.prepared, config)
         calibrated = calibrate.run(self.prepared, plan.tensors, self.batches(), folder=folder / "calibrated")
         statistics, _ = load_statistics(calibrated.statistics_path)
-        chosen = calibrators.get(calibrator)
-        if not stored:
-            return quantize.run(self.prepared, plan, statistics, chosen, folder=folder, config=config).model_path
-        original = insert.insert_pairs
-
-        def as_int8(*arguments: Any, **options: Any) -> Any:
-            return original(*arguments, **{**options, "weights": "int8"})
-
-        insert.insert_pairs = as_int8
-        try:
-            return quantize.run(self.prepared, plan, statistics, chosen, folder=folder, config=config).model_path
-        finally:
-            insert.insert_pairs = original
+        result = quantize.run(
+            self.prepared,
+            plan,
+            statistics,
+            calibrators.get(calibrator),
+            folder=folder,
+            config=config,
+            weights="int8" if stored else "float",
+        )
+        return result.model_path
 
     def modelopt(self, folder: Path, python: str, method: str) -> Path:
         np.save(folder / "data.npy", self.data)

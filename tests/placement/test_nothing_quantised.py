@@ -23,6 +23,4 @@ def test_a_graph_in_which_nothing_is_quantised_is_said_to_be_one(tmp_path: Path)
         tmp_path / "m.onnx", plan, {}, calibrators.get("minmax"), folder=tmp_path / "out", config=config
     )
     assert found.quantized_nodes == 0
-    assert found.warnings == (
-        "no node is quantised, so nothing gains from INT8; `quantize explain` says why for each",
-    )
+    assert found.warnings == ("no node is quantised, so nothing gains from INT8; `quantize explain` says why for each",)

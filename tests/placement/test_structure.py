@@ -253,7 +253,9 @@ def test_interpolation_reads_int8_where_another_reader_does(tmp_path: Path) -> N
     assert groups(plan) == []
 
 
-@pytest.mark.parametrize(("mode", "value", "shared"), [("constant", 0, True), ("reflect", 0, True), ("constant", 1, False)])
+@pytest.mark.parametrize(
+    ("mode", "value", "shared"), [("constant", 0, True), ("reflect", 0, True), ("constant", 1, False)]
+)
 def test_pad_is_quantised_in_front(tmp_path: Path, mode: str, value: float, shared: bool) -> None:
     net = Tiny()
     net.constant("pads", [0, 0, 0, 0, 0, 0, 1, 1], "int64")
