@@ -104,7 +104,7 @@ def _alone(model: str, out: Path, flags: Mapping[str, Any], progress: Progress) 
     from pipeline.runner import StageRunner
 
     rank, size = _part(flags["shard"])
-    folder = out.absolute().with_name(f".{out.name}.work")
+    folder = out.absolute().with_name(f".{out.name}.{rank}-of-{size}.work")
     with StageRunner(folder, progress).locked():
         opened = _open(model, flags, folder, progress)
         work = opened.work
@@ -120,7 +120,7 @@ def _alone(model: str, out: Path, flags: Mapping[str, Any], progress: Progress) 
             progress=progress,
             total=len(work.samples) if size == 1 else None,
             device=flags["device"],
-            data_key=work.source.key() if size == 1 else f"{work.source.key()} {rank}/{size}",
+            data_key=work.source.key(),
         )
         link_or_copy(result.statistics_path, out.absolute())
         shutil.rmtree(folder, ignore_errors=True)
