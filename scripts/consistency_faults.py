@@ -30,8 +30,6 @@ from typing import Any
 import click
 import numpy as np
 
-LIMIT_S = 6.0
-"""--rank-timeout of the trials; its default is 25 s."""
 DEADLINE_S = 60.0
 AGENT_KILLS_AFTER_S = 30.0
 IMAGES, BATCH = 72, 3
@@ -47,6 +45,8 @@ class Plan:
     """Batch before which the rank sleeps for ever."""
     delay_at: int | None = None
     delay_s: float = 0.0
+    limit_s: float = 6.0
+    """--rank-timeout; its default is 25 s."""
     signal_at: tuple[int | str, signal.Signals] | None = None
     """The rank sends itself this signal before a sample, or (``merge``) before it packs its statistics."""
 
@@ -168,7 +168,7 @@ def rank_main(plan: Plan, out: Path) -> None:
     if plan.signal_at is not None and plan.signal_at[0] == "merge":
         number = plan.signal_at[1]
         exchange.pack = lambda *_: os.kill(os.getpid(), number)  # type: ignore[assignment]
-    with rank_session(backend="gloo", limit_s=LIMIT_S) as group:
+    with rank_session(backend="gloo", limit_s=plan.limit_s) as group:
         group.phase("preparing the model", patience=PREPARING)
         with tempfile.TemporaryDirectory() as folder:
             opened = open_work(
@@ -292,10 +292,10 @@ def judge(trial: Trial, codes: dict[int, int], folder: Path, digest: str) -> str
 
 
 def make_trial(
-    kind: str, ranks: int, model: Path, data: Path, folder: Path, healthy_s: float, rng: random.Random
+    kind: str, ranks: int, limit_s: float, model: Path, data: Path, folder: Path, healthy_s: float, rng: random.Random
 ) -> Trial:
     victim = rng.randrange(ranks)
-    plans = [Plan(model, data) for _ in range(ranks)]
+    plans = [Plan(model, data, limit_s=limit_s) for _ in range(ranks)]
     mine, rank = plans[victim], f"rank {victim}"
     own = [index * BATCH for index in range(IMAGES // BATCH) if index % ranks == victim]
     name, _, where = kind.partition("-")
@@ -312,7 +312,7 @@ def make_trial(
         mine.hang_at = rng.choice(own)
         return Trial(kind, victim, (rank, "stalls"), plans, detail=f"rank {victim} before sample {mine.hang_at}")
     if kind == "delay":
-        mine.delay_at, mine.delay_s = rng.choice(own), rng.uniform(0.5, 0.6 * LIMIT_S)
+        mine.delay_at, mine.delay_s = rng.choice(own), rng.uniform(0.5, 0.6 * mine.limit_s)
         return Trial(kind, victim, (), plans, may_succeed=True, detail=f"rank {victim} by {mine.delay_s:.1f} s")
     if kind == "image":
         number = rng.randrange(IMAGES)
@@ -350,9 +350,10 @@ KINDS = {
 @click.option("--trials", default=60, show_default=True)
 @click.option("--kinds", help="One trial of each of these kinds instead: kill,image,...")
 @click.option("--ranks", default=3, show_default=True)
+@click.option("--limit", "limit_s", default=6.0, show_default=True, help="--rank-timeout of the trials.")
 @click.option("--seed", default=0, show_default=True)
 @click.option("--json", "json_path", type=click.Path(path_type=Path))
-def main(trials: int, kinds: str | None, ranks: int, seed: int, json_path: Path | None) -> None:
+def main(trials: int, kinds: str | None, ranks: int, limit_s: float, seed: int, json_path: Path | None) -> None:
     """Run the trials and print a line for each kind; exit code 1 when one of them failed."""
     for module in PRELOADED:
         importlib.import_module(module)
@@ -365,7 +366,7 @@ def main(trials: int, kinds: str | None, ranks: int, seed: int, json_path: Path 
         for size in (1, ranks):
             folder = root / f"healthy{size}"
             folder.mkdir()
-            trial = Trial("none", 0, (), [Plan(model, data) for _ in range(size)], may_succeed=True)
+            trial = Trial("none", 0, (), [Plan(model, data, limit_s=limit_s) for _ in range(size)], may_succeed=True)
             codes, _ = run(trial, folder, agent=size > 1)
             if set(codes.values()) != {0}:
                 raise click.ClickException((folder / "rank0.log").read_text())
@@ -379,7 +380,7 @@ def main(trials: int, kinds: str | None, ranks: int, seed: int, json_path: Path 
         for number, kind in enumerate(kinds.split(",") if kinds else order):
             folder = root / f"trial{number}"
             folder.mkdir()
-            trial = make_trial(kind, ranks, model, data, folder, healthy_s, rng)
+            trial = make_trial(kind, ranks, limit_s, model, data, folder, healthy_s, rng)
             codes, _ = run(trial, folder, agent=rng.random() < 0.5)
             trial.outcome = judge(trial, codes, folder, digest)
             done.append(trial)

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 from pipeline.consistency.compare import Tolerance, compare
+from pipeline.consistency.ranks import RanksReport
+from pipeline.consistency.report import ranks_text
 from pipeline.consistency.scenarios import fp16_mean, fp16_scenario, of_comparison
 from tests.consistency.contexts import AMAX, context
 
@@ -39,3 +41,29 @@ def test_ranges_that_fp16_cannot_hold() -> None:
     assert (line.tensors, line.within) == (2, 1)
     assert line.source.endswith("1 tensors out of FP16's range")
     assert fp16_scenario({"big": [7e4, 7e4]}, tolerance=Tolerance()) is None
+
+
+def test_report_of_ranks() -> None:
+    same = compare([context("rank 0"), context("rank 1")])
+    report = RanksReport(
+        ranks=("rank 0 (process 1 on a): X", "rank 1 (process 2 on b): Y"),
+        backend="gloo",
+        shard="blocks",
+        batches=16,
+        samples=128,
+        seconds=(2.0, 3.0),
+        cpu_seconds=(1.0, 1.0),
+        merge_seconds=0.25,
+        statistics="s" * 64,
+        digest="d" * 64,
+        scenarios=(of_comparison("2 ranks, the same batch", same),),
+        same_batch=same,
+        merged=context("merged"),
+    )
+    text = ranks_text(report)
+    assert "2 ranks over gloo, shards blocks: 16 batches, 128 samples in 3.0 s, merged in 0.2 s" in text
+    assert "2 ranks, the same batch  4        100 %       yes        0" in text
+    assert "  2 ranks, the same batch: none: equal bit for bit" in text
+    assert report.passed
+    apart = compare([context("rank 0"), context("rank 1", {**AMAX, "head": 120.0})])
+    assert not report.model_copy(update={"same_batch": apart}).passed
