@@ -81,9 +81,8 @@ def print_report(report: ErrorReport) -> None:
     from pipeline.reports.heatmap import shortened
 
     out = console()
-    operators = Table(
-        title="relative L2 error by operator type, in per cent", title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=0
-    )
+    layout: dict[str, Any] = {"title_justify": "left", "box": SIMPLE_HEAD, "pad_edge": False, "padding": 0}
+    operators = Table(title="relative L2 error by operator type, per cent", **layout)
     operators.add_column("operator")
     for column in ("layers", "local\nmean", "\nstd", "\nmax", "accum.\nmean", "\nstd", "\nmax"):
         operators.add_column(column, justify="right")
@@ -91,9 +90,7 @@ def print_report(report: ErrorReport) -> None:
         cells = [row[f"{kind}_{part}"] for kind in ("local", "accumulated") for part in ("mean", "std", "max")]
         operators.add_row(row["op"], str(row["layers"]), *("-" if cell is None else f"{cell:.3g}" for cell in cells))
     out.print(operators)
-    worst = Table(
-        title="layers that make the largest error themselves", title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=0
-    )
+    worst = Table(title="layers that make the largest error themselves", **layout)
     worst.add_column("layer", no_wrap=True)
     worst.add_column("operator", no_wrap=True, min_width=7)
     for column in ("local", "weights", "activ.", "accum."):

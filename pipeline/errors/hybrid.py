@@ -173,6 +173,11 @@ def hybrid(fp32: Graph, *, placement: Quantisation, ranges: Quantisation, weight
                 label = f"{node.name}::{position}"
                 added[label] = numpy_helper.from_array(np.ascontiguousarray(values), label)
                 copy.input[position] = label
+        extra = weights.constants.get((node.name, len(node.input)))
+        if extra is not None:  # a bias where the network has none
+            label = f"{node.name}::{len(node.input)}"
+            added[label] = numpy_helper.from_array(np.ascontiguousarray(extra), label)
+            copy.input.append(label)
         model.graph.node.append(copy)
     used = {name for node in model.graph.node for name in node.input} | set(fp32.outputs)
     kept = [fp32.initializer(tensor.name) for tensor in fp32.proto.graph.initializer if tensor.name in used]

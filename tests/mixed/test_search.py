@@ -352,3 +352,39 @@ def test_float_graph_is_left_as_it_is(silu, tmp_path):
     _choose(result, silu, tmp_path / "chosen")
     assert silu.model.read_bytes() == before
     assert not Graph(silu.model).has_qdq
+
+
+def test_bias_for_a_layer_that_has_none(tmp_path):
+    """A corrected bias becomes a new input, in the graph that is measured and in the one that is shipped."""
+    import torch
+    from torch import nn
+
+    from pipeline import quantize
+    from pipeline.mixed.repairs import Repairs
+    from tests.zoo.export import export_onnx
+
+    torch.manual_seed(0)
+    convolutions = [nn.Conv2d(3, 16, 3, bias=False), nn.ReLU(), nn.Conv2d(16, 16, 3, bias=False)]
+    path = export_onnx(
+        nn.Sequential(*convolutions), {"x": torch.zeros(2, 3, 8, 8)}, tmp_path / "n.onnx", dynamic_axes={"x": {0: "N"}}
+    )
+    data = np.random.default_rng(0).normal(0, 1, (16, 3, 8, 8)).astype(np.float32)
+    setting = set_up(path, data, tmp_path / "prepared")
+    network = Network(setting.model, setting.config, setting.statistics, setting.calibrator)
+    node = next(node.name for node in reversed(network.fp32.nodes) if node.op_type == "Conv")
+    shift = np.linspace(0.5, 1.0, 16, dtype=np.float32)
+    candidate = Candidate(repairs=Repairs(biases={node: shift}))
+    plan = network.plan(candidate)
+    repaired = tmp_path / "repaired.onnx"
+    assert stage._write_repaired(network, plan, candidate.repairs, repaired)
+    (tmp_path / "out").mkdir()
+    done = quantize.run(
+        repaired, plan, setting.statistics, setting.calibrator, folder=tmp_path / "out", config=setting.config
+    )
+    batch = setting.checked()[0]
+    measured, shipped, plain = (
+        OrtReading(model, ["output"], label="", optimise=False)(batch)["output"]
+        for model in (network.graph(candidate), done.at(tmp_path / "out").model_path, network.graph(Candidate()))
+    )
+    np.testing.assert_allclose(measured, shipped, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(measured - plain, np.broadcast_to(shift[:, None, None], plain.shape), rtol=1e-3)

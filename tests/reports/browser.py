@@ -41,7 +41,8 @@ class Browser:
         self._process = subprocess.Popen(
             [
                 CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-                "--hide-scrollbars", "--no-first-run", "--remote-debugging-pipe", f"--user-data-dir={self._profile.name}", "about:blank",
+                "--hide-scrollbars", "--no-first-run",
+                "--remote-debugging-pipe", f"--user-data-dir={self._profile.name}", "about:blank",
             ],
             preexec_fn=place, close_fds=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
@@ -116,7 +117,8 @@ class Browser:
     def click(self, selector: str) -> None:
         """A real mouse click in the middle of the first element that matches."""
         box = self.value(
-            f"(() => {{ const e = document.querySelector({json.dumps(selector)}); e.scrollIntoView({{block: 'center'}});"
+            f"(() => {{ const e = document.querySelector({json.dumps(selector)});"
+            " e.scrollIntoView({block: 'center'});"
             " const b = e.getBoundingClientRect(); return [b.left + b.width / 2, b.top + b.height / 2]; })()"
         )
         for kind in ("mousePressed", "mouseReleased"):
