@@ -16,7 +16,10 @@ __all__ = ["Launch", "launched", "own_cores", "pin_to_cores"]
 
 @dataclass(frozen=True)
 class Launch:
-    """The variables that torchrun sets. ``host:port`` is where the ranks' common store listens."""
+    """The variables that torchrun sets. ``host:port`` is where the ranks' common store listens.
+
+    A launcher that does not set the local ones is taken to start one rank on each machine.
+    """
 
     rank: int = 0
     size: int = 1
@@ -52,8 +55,8 @@ class Launch:
         return cls(
             rank=rank,
             size=size,
-            local_rank=_number(values, "LOCAL_RANK", rank),
-            local_size=_number(values, "LOCAL_WORLD_SIZE", size),
+            local_rank=_number(values, "LOCAL_RANK", 0),
+            local_size=_number(values, "LOCAL_WORLD_SIZE", 1),
             host=values.get("MASTER_ADDR", "127.0.0.1"),
             port=_number(values, "MASTER_PORT", 0),
             store_exists=values.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() == "true",

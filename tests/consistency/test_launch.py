@@ -16,6 +16,12 @@ def test_what_torchrun_sets() -> None:
     assert Launch.from_environment(TORCHRUN) == Launch(3, 4, 1, 2, "node-a", 29400, True, "1")
 
 
+def test_a_launcher_without_local_variables_starts_one_rank_a_machine() -> None:
+    values = {key: value for key, value in TORCHRUN.items() if not key.startswith("LOCAL")}
+    launch = Launch.from_environment(values)
+    assert (launch.local_rank, launch.local_size) == (0, 1)
+
+
 def test_alone() -> None:
     assert not launched({})
     assert Launch.from_environment({}) == Launch()
