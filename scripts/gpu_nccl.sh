@@ -23,7 +23,7 @@ run() { "$py" -m torch.distributed.run --standalone --nproc-per-node "$1" script
   "$py" -c 'import torch, onnxruntime, pycuda, numba, pydantic, onnx; print("onnxruntime", onnxruntime.__version__, onnxruntime.get_available_providers())'
   "$py" scripts/gpu_nccl.py inputs --from "${INPUTS:-.gpu/nccl}" --at "$work" --samples "$samples" || exit 1
   # The kernels are compiled once, before the clock of any rank runs.
-  "$py" -c 'from plugins.statistics import GpuStatistics; GpuStatistics(["x"]).close()' || exit 1
+  "$py" -c 'import torch; from plugins.statistics import GpuStatistics; GpuStatistics(["x"]).close()' || exit 1
   for model in efficientnet-lite0 resnet50; do
     for n in $(seq 1 "$gpus"); do
       start=$(date +%s)
