@@ -181,7 +181,15 @@ def on_paper(found: dict[str, Any], ranks: int, megabit_s: float) -> dict[str, f
 @click.option("--json", "json_path", type=click.Path(path_type=Path))
 def main(model: str, data: str, preprocess: str | None, samples: int, rounds: int, json_path: Path | None) -> None:
     """Print the tables; exit code 1 when any two results differ."""
-    arguments = ["--data", data, "--samples", str(samples), *(["--preprocess", preprocess] if preprocess else [])]
+    arguments = [
+        "--data",
+        data,
+        "--rank-timeout",
+        "120",
+        "--samples",
+        str(samples),
+        *(["--preprocess", preprocess] if preprocess else []),
+    ]
     with tempfile.TemporaryDirectory(prefix="quantize-scaling-") as name:
         folder = Path(name)
         same = same_file(model, arguments, folder)
