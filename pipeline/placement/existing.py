@@ -259,7 +259,7 @@ class _Repair:
     def parameters(self, node: ir.Node, dtype: np.dtype[Any] | None) -> _Parameters | None:
         scale = self.graph.array(node.inputs[1])
         if scale is None:
-            self.problem(node, f"computes its scale {node.inputs[1].name if node.inputs[1] else ''} at run time")  # type: ignore[union-attr]
+            self.problem(node, f"computes its scale {node.inputs[1].name if node.inputs[1] else ''} at run time")
             return None
         if node.attributes.get("block_size") is not None and node.attributes["block_size"].as_int():
             self.problem(node, "quantises in blocks")

@@ -199,15 +199,15 @@ class _Half:
                     halves.add(value)
         for node in self.graph.nodes:
             wanted = typed.get(node, [])
-            for index, value in enumerate(node.inputs):
-                if value is None:
+            for index, operand in enumerate(node.inputs):
+                if operand is None:
                     continue
-                if index in wanted and value not in halves:
-                    array = self.graph.array(value)
-                    narrow = self.constant(value, array) if array is not None else self.cast(value, "FLOAT16", node)
+                if index in wanted and operand not in halves:
+                    array = self.graph.array(operand)
+                    narrow = self.constant(operand, array) if array is not None else self.cast(operand, "FLOAT16", node)
                     node.replace_input_with(index, narrow)
-                elif index not in wanted and value in halves and self.graph.op(node) != "Cast":
-                    node.replace_input_with(index, self.cast(value, "FLOAT", node))
+                elif index not in wanted and operand in halves and self.graph.op(node) != "Cast":
+                    node.replace_input_with(index, self.cast(operand, "FLOAT", node))
         self.outputs(halves)
 
     def outputs(self, halves: set[ir.Value]) -> None:

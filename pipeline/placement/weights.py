@@ -48,7 +48,8 @@ def weight_scales(amax: NDArray[np.float32]) -> NDArray[np.float32]:
     scales = (amax / np.float32(LEVELS)).astype(np.float32)
     greatest = float(scales.max(initial=0.0))
     empty = np.float32(greatest if greatest > 0.0 else 1.0)
-    return np.maximum(np.where(amax == 0.0, empty, scales), np.float32(_SMALLEST_SCALE)).astype(np.float32)
+    filled: NDArray[np.float32] = np.maximum(np.where(amax == 0.0, empty, scales), np.float32(_SMALLEST_SCALE))
+    return filled.astype(np.float32)
 
 
 def quantize_weights(weights: NDArray[Any], scales: NDArray[np.float32], axis: int | None) -> NDArray[np.int8]:
