@@ -168,7 +168,10 @@ class ImageFolder:
 
     @property
     def notes(self) -> list[str]:
-        return [f"{self._folder}: {self._ignored} files are not images and are left out"] if self._ignored else []
+        if not self._ignored:
+            return []
+        count = "1 file is no image" if self._ignored == 1 else f"{self._ignored} files are no images"
+        return [f"{self._folder}: {count}, left out"]
 
     @property
     def dependencies(self) -> tuple[Dependency, ...]:

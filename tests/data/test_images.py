@@ -36,7 +36,7 @@ def test_folder_is_read_recursively_in_a_fixed_order(tmp_path) -> None:
     assert source.names == ["a/x.bmp", "b/10.png", "b/2.png", "c.webp"]
     assert source.length == source.count(None) == 4
     assert source.count(3) == 3
-    assert source.notes == [f"{tmp_path}: 1 files are not images and are left out"]
+    assert source.notes == [f"{tmp_path}: 1 file is no image, left out"]
     assert source.describe() == f"4 images in {tmp_path}"
     assert [number for number, _ in source.read(lambda n: n in (1, 3))] == [1, 3]
 
