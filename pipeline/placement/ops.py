@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 __all__ = [
-    "CONVOLUTIONS", "GLOBAL_POOLS", "INCLUDABLE", "LAYOUT", "MATRIX_PRODUCTS", "POINTWISE", "QUANTIZERS",
-    "RECURRENT", "SELECTIONS",
-    "UNARY", "WEIGHTED",
+    "CONVOLUTIONS", "INCLUDABLE", "LAYOUT", "MATRIX_PRODUCTS", "POINTWISE", "QUANTIZERS", "RECURRENT", "REDUCTIONS",
+    "SELECTIONS", "UNARY", "WEIGHTED",
 ]  # fmt: skip
 
 CONVOLUTIONS: Final = ("Conv", "ConvTranspose")
@@ -31,7 +30,11 @@ LAYOUT: Final = ("Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Ide
 SELECTIONS: Final = ("Slice", "Split", "Gather")
 """Some of the values."""
 
-GLOBAL_POOLS: Final = ("GlobalAveragePool", "ReduceMean")
+REDUCTIONS: Final = (
+    "ReduceMean", "ReduceMax", "ReduceMin", "ReduceSum", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceSumSquare",
+    "ReduceLogSum",
+    "ReduceLogSumExp",
+)  # fmt: skip
 RECURRENT: Final = ("LSTM", "GRU", "RNN")
 QUANTIZERS: Final = ("QuantizeLinear", "DequantizeLinear")
 

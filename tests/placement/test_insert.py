@@ -48,16 +48,19 @@ def test_form_of_the_pairs(tmp_path: Path, weights: str) -> None:
     after = inserted(path, make_plan(path, PlacementConfig()), weights)
     constants = {tensor.name: tensor for tensor in after.graph.initializer}
     nodes = {node.name: node for node in after.graph.node}
-    assert [o.version for o in after.opset_import] == [17] and after.ir_version <= 9
+    assert [o.version for o in after.opset_import] == [17]
+    assert after.ir_version <= 9
     assert {node.name for node in before.graph.node} <= set(nodes)
     assert [node.output for node in before.graph.node] == [nodes[node.name].output for node in before.graph.node]
     for node in after.graph.node:
         if node.op_type not in ("QuantizeLinear", "DequantizeLinear"):
             continue
         scale, zero = constants[node.input[1]], constants[node.input[2]]
-        assert scale.data_type == TensorProto.FLOAT and zero.data_type == TensorProto.INT8
+        assert scale.data_type == TensorProto.FLOAT
+        assert zero.data_type == TensorProto.INT8
         assert list(scale.dims) == list(zero.dims)
-        assert not numpy_helper.to_array(zero).any() and (numpy_helper.to_array(scale) > 0).all()
+        assert not numpy_helper.to_array(zero).any()
+        assert (numpy_helper.to_array(scale) > 0).all()
         axes = [attribute.i for attribute in node.attribute if attribute.name == "axis"]
         assert axes == ([0] if scale.dims else [])
     assert list(nodes["conv"].input) == ["x_dq", "conv.weight_dq", "conv.bias"]
@@ -69,7 +72,8 @@ def test_form_of_the_pairs(tmp_path: Path, weights: str) -> None:
     else:
         grid = numpy_helper.to_array(constants["conv.weight"])
         steps = grid / numpy_helper.to_array(constants["conv.weight_scale"])[:, None, None, None]
-        assert np.abs(steps - np.rint(steps)).max() < 1e-4 and np.abs(steps).max() < 127.5
+        assert np.abs(steps - np.rint(steps)).max() < 1e-4
+        assert np.abs(steps).max() < 127.5
 
 
 def test_both_forms_of_weights_compute_the_same(tmp_path: Path) -> None:
@@ -106,7 +110,8 @@ def test_taken_names_are_avoided(tmp_path: Path) -> None:
     path = net.save(tmp_path, "y", "x_q", "x_scale")
     after = inserted(path, make_plan(path, PlacementConfig()))
     (quantize,) = [node for node in after.graph.node if node.op_type == "QuantizeLinear" and node.input[0] == "x"]
-    assert list(quantize.input) == ["x", "x_scale_1", "x_zero_point_1"] and list(quantize.output) == ["x_q_1"]
+    assert list(quantize.input) == ["x", "x_scale_1", "x_zero_point_1"]
+    assert list(quantize.output) == ["x_q_1"]
 
 
 def test_weights_that_two_nodes_read(tmp_path: Path) -> None:

@@ -33,7 +33,8 @@ def test_exclude_by_name_and_pattern(tmp_path: Path, entry: str) -> None:
 
 def test_exclude_by_operator(tmp_path: Path) -> None:
     plan = two_convs().plan(tmp_path, "head/conv2", exclude=("Conv",))
-    assert plan.activations == () and plan.weights == ()
+    assert plan.activations == ()
+    assert plan.weights == ()
 
 
 def test_exclude_of_a_structural_operator_keeps_its_inputs_float(tmp_path: Path) -> None:
@@ -117,7 +118,10 @@ def test_every_rule_explains_itself() -> None:
     assert len({item.name for item in rules}) == len(rules)
     assert [item.stage for item in rules] == sorted(item.stage for item in rules)
     for item in rules:
-        assert item.effect and item.reason and item.source and item.ops
+        assert item.effect
+        assert item.reason
+        assert item.source
+        assert item.ops
 
 
 def test_every_node_has_a_decision_with_a_reason(tmp_path: Path) -> None:
@@ -195,7 +199,8 @@ def test_nodes_of_one_name_are_told_apart(tmp_path: Path) -> None:
         node.name = "same"
     onnx.save(model, tmp_path / "same.onnx")
     names = [item.node for item in make_plan(tmp_path / "same.onnx", PlacementConfig()).decisions]
-    assert names[0] == "same" and len(set(names)) == 3
+    assert names[0] == "same"
+    assert len(set(names)) == 3
 
 
 def test_missing_model(tmp_path: Path) -> None:

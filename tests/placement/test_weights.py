@@ -29,7 +29,8 @@ def test_amax_along_each_axis() -> None:
     assert weight_amax(w, 0).tolist() == [4.0, 8.0]
     assert weight_amax(w, 1).tolist() == [4.0, 8.0]
     assert weight_amax(w, 2).tolist() == [3.0, 8.0]
-    assert weight_amax(w, None).shape == () and float(weight_amax(w, None)) == 8.0
+    assert weight_amax(w, None).shape == ()
+    assert float(weight_amax(w, None)) == 8.0
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -54,7 +55,8 @@ def test_rounding_keeps_the_sum_of_every_channel(seed: int, channels: int, lengt
     w = rows if axis == 0 else np.ascontiguousarray(rows.T)
     scales = weight_scales(weight_amax(w, axis))
     steps = quantize_weights(w, scales, axis)
-    assert steps.dtype == np.int8 and steps.shape == w.shape
+    assert steps.dtype == np.int8
+    assert steps.shape == w.shape
     for index, row in enumerate(rows):
         found = (steps if axis == 0 else steps.T)[index].astype(int)
         exact = row.astype(np.float64) / np.float64(scales[index])

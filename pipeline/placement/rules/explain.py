@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pipeline.placement.ops import LAYOUT, POINTWISE, RECURRENT, SELECTIONS, WEIGHTED
+from pipeline.placement.ops import LAYOUT, POINTWISE, RECURRENT, REDUCTIONS, SELECTIONS, WEIGHTED
 from pipeline.placement.patterns import gate_of, kernel_of, reaches_pair, spatial_mean
 from pipeline.placement.rule import ANY, Rule, Stage
 
@@ -145,7 +145,7 @@ def _pooling(draft: Draft, node: ir.Node) -> None:
             node, False, "commutes with quantisation: the pair behind it is enough, TensorRT moves the Q in front"
         )
     else:
-        draft.decide(node, False, "pools float values: no INT8 kernel writes its input, or none reads its output")
+        draft.decide(node, False, "reduces float values: no INT8 kernel writes its input, or none reads its output")
 
 
 def _element_wise(draft: Draft, node: ir.Node) -> None:
@@ -257,8 +257,8 @@ RULES = (
     Rule(
         name="pooling",
         stage=Stage.EXPLAIN,
-        ops=("MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "ReduceMean", "ReduceMax", "ReduceSum"),
-        effect="names pools that need no pair of their own",
+        ops=("MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "LpPool", *REDUCTIONS),
+        effect="names pools and reductions that need no pair of their own",
         reason="a MaxPool commutes; a mean between float neighbours gains nothing",
         source="TensorRT: placement guide, commuting layers",
         visit=_pooling,

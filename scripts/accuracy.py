@@ -1,0 +1,282 @@
+#!/usr/bin/env python3
+"""Accuracy of the INT8 graphs against FP32, in onnxruntime, on real input.
+
+    accuracy.py imagenet --images FOLDER     EfficientNet-Lite0: top-1 (FOLDER: labels.csv with file, class_index)
+    accuracy.py minilm                       all-MiniLM-L6-v2: cosine of sentence embeddings, 200 sentences
+    accuracy.py ocr                          PP-OCRv4 detector and recogniser of rapidocr: text of rendered pages
+
+Options: --calibrator NAME (repeatable), --rules-off NAME, --exclude ENTRY. 128 samples (8 pages) calibrate, others
+test. INT8 graphs run with graph optimisation off. Sentences are those of Python's own language reference.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from pipeline.config import PlacementConfig
+from pipeline.core.ort import make_session
+from pipeline.data.batching import Batch
+from tests.zoo import build, trained
+
+Feeds = dict[str, np.ndarray]
+BATCH = 8
+CALIBRATION = 128
+SENTENCES = 200
+CALIBRATION_PAGES = 8
+TEST_PAGES = 8
+
+
+class Model:
+    """A prepared float model, calibrated once."""
+
+    def __init__(self, source: Path, feeds: Iterable[Feeds], config: PlacementConfig, folder: Path) -> None:
+        from calibrators.statistics import load_statistics
+        from pipeline import calibrate, export, prepare
+        from pipeline.placement import make_plan
+
+        self.folder, self.config = folder, config
+        exported = export.run(str(source), inputs=(), profiles=(), opset=17, folder=folder / "export").model_path
+        self.fp32 = prepare.run(exported, folder=folder / "prepare").model_path
+        self.plan = make_plan(self.fp32, config)
+        batches = (Batch(index, (index,), feed) for index, feed in enumerate(feeds))
+        calibrated = calibrate.run(self.fp32, self.plan.tensors, batches, folder=folder / "calibrate")
+        self.statistics, _ = load_statistics(calibrated.statistics_path)
+
+    def int8(self, calibrator: str) -> Path:
+        import calibrators
+        from pipeline import quantize
+
+        result = quantize.run(
+            self.fp32,
+            self.plan,
+            self.statistics,
+            calibrators.get(calibrator),
+            folder=self.folder / calibrator,
+            config=self.config,
+        )
+        return result.model_path
+
+
+def evenly(count: int, wanted: int) -> np.ndarray:
+    return np.linspace(0, count - 1, wanted).round().astype(int)
+
+
+# --- EfficientNet-Lite0
+
+
+def imagenet(images: Path, calibrators: Sequence[str], config: PlacementConfig, scratch: Path) -> None:
+    from scripts.bench_placement_prepare import load_images, normalised
+
+    pixels, labels = load_images(images)
+    rows = evenly(len(pixels), CALIBRATION)
+    test = np.setdiff1d(np.arange(len(pixels)), rows)
+
+    def feeds(which: np.ndarray) -> Iterator[Feeds]:
+        for start in range(0, len(which), BATCH):
+            yield {"x": normalised(pixels[which[start : start + BATCH]])}
+
+    def logits(path: Path, *, optimise: bool) -> np.ndarray:
+        session = make_session(path, optimise=optimise)
+        return np.concatenate([session.run(None, feed)[0] for feed in feeds(test)])
+
+    model = Model(build("efficientnet-lite0", scratch).path, feeds(rows), config, scratch)
+    reference = logits(model.fp32, optimise=True)
+    top1 = 100.0 * float((reference.argmax(1) == labels[test]).mean())
+    print(f"fp32: top-1 {top1:.2f} on {len(test)} images, {len(rows)} to calibrate")
+    for name in calibrators:
+        found = logits(model.int8(name), optimise=False)
+        ours = 100.0 * float((found.argmax(1) == labels[test]).mean())
+        agree = 100.0 * float((found.argmax(1) == reference.argmax(1)).mean())
+        error = float(np.linalg.norm(found - reference) / np.linalg.norm(reference))
+        print(
+            f"{name}: top-1 {ours:.2f} ({ours - top1:+.2f}), agrees with fp32 on {agree:.2f} %, relative L2 "
+            f"{error:.4f}",
+            flush=True,
+        )
+
+
+# --- MiniLM-L6
+
+
+def sentences() -> list[str]:
+    """Plain English sentences of 6 to 40 words from the language reference inside Python."""
+    from pydoc_data.topics import topics
+
+    found: dict[str, None] = {}
+    for key in sorted(topics):
+        for paragraph in re.split(r"\n\s*\n", topics[key]):
+            text = re.sub(r"[*`\"]", "", paragraph)
+            if text.startswith((" ", "\t")) or re.search(r"[=|{}<>~^_\[\]]|\.\.\.|::", text):
+                continue
+            for sentence in re.split(r"(?<=[.!?])\s+(?=[A-Z])", " ".join(text.split())):
+                if 6 <= len(sentence.split()) <= 40 and sentence[0].isupper() and sentence[-1] in ".!?":
+                    found[sentence] = None
+    return list(found)
+
+
+def minilm(calibrators: Sequence[str], config: PlacementConfig, scratch: Path) -> None:
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(trained.minilm_tokenizer()))
+    tokenizer.enable_padding()
+    texts = sentences()
+    rows = evenly(len(texts), CALIBRATION + SENTENCES)
+    calibration = rows[evenly(len(rows), CALIBRATION)]
+    test = np.setdiff1d(rows, calibration)
+
+    def feeds(which: np.ndarray) -> Iterator[Feeds]:
+        for start in range(0, len(which), BATCH):
+            encoded = tokenizer.encode_batch([texts[index] for index in which[start : start + BATCH]])
+            yield {
+                "input_ids": np.array([item.ids for item in encoded]),
+                "attention_mask": np.array([item.attention_mask for item in encoded]),
+            }
+
+    def embeddings(path: Path, *, optimise: bool) -> np.ndarray:
+        session = make_session(path, optimise=optimise)
+        return np.concatenate([session.run(None, feed)[0] for feed in feeds(test)])
+
+    model = Model(build("minilm", scratch).path, feeds(calibration), config, scratch)
+    reference = embeddings(model.fp32, optimise=True)
+    for name in calibrators:
+        cosine = (embeddings(model.int8(name), optimise=False) * reference).sum(1)
+        print(
+            f"{name}: cosine mean {cosine.mean():.4f}, least {cosine.min():.4f} over {len(test)} sentences, "
+            f"{100.0 * (cosine >= 0.99).mean():.1f} % of them at least 0.99",
+            flush=True,
+        )
+
+
+# --- OCR
+
+
+def page(number: int, texts: Sequence[str], width: int = 640, height: int = 480) -> np.ndarray:
+    """uint8 (height, width, 3): sentences in one of five faces, dark on light grey."""
+    import matplotlib
+    from PIL import Image, ImageDraw, ImageFont
+
+    faces = ("DejaVuSans", "DejaVuSerif", "DejaVuSansMono", "DejaVuSans-Bold", "DejaVuSerif-Italic")
+    random = np.random.default_rng(number)
+    size = int(random.integers(18, 30))
+    font = ImageFont.truetype(
+        str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / f"{faces[number % 5]}.ttf"), size
+    )
+    light, dark = int(random.integers(225, 256)), int(random.integers(0, 70))
+    image = Image.new("RGB", (width, height), (light, light, light))
+    draw = ImageDraw.Draw(image)
+    words = " ".join(texts[(number * 37 + index) % len(texts)] for index in range(20)).split()
+    line, top = "", 30
+    for word in words:
+        if line and draw.textlength(f"{line} {word}", font=font) > width - 60:
+            draw.text((30, top), line, font=font, fill=(dark, dark, dark))
+            line, top = "", top + int(size * 1.5)
+            if top > height - 2 * size:
+                break
+        line = f"{line} {word}".strip()
+    return np.asarray(image)
+
+
+def distance(a: str, b: str) -> int:
+    """Levenshtein distance."""
+    previous = list(range(len(b) + 1))
+    for i, left in enumerate(a, 1):
+        current = [i]
+        for j, right in enumerate(b, 1):
+            current.append(min(previous[j] + 1, current[-1] + 1, previous[j - 1] + (left != right)))
+        previous = current
+    return previous[-1]
+
+
+def unchanged(reference: Sequence[str], found: Sequence[str]) -> float:
+    """Per cent of the reference's characters that an edit script leaves alone."""
+    edits = sum(distance(a, b) for a, b in zip(reference, found, strict=True))
+    return 100.0 * (1.0 - edits / sum(map(len, reference)))
+
+
+class Recording:
+    """Stands in for rapidocr's session: our graph, and what it was fed."""
+
+    def __init__(self, path: Path, *, optimise: bool) -> None:
+        self.session = make_session(path, optimise=optimise)
+        self.feeds: list[Feeds] = []
+
+    def run(self, outputs: Any, feeds: Feeds) -> Any:
+        self.feeds.append({name: np.array(value) for name, value in feeds.items()})
+        return self.session.run(outputs, feeds)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.session, name)
+
+
+def ocr(calibrators: Sequence[str], config: PlacementConfig, scratch: Path) -> None:
+    import logging
+
+    from rapidocr_onnxruntime import RapidOCR
+
+    logging.disable(logging.WARNING)
+    engine = RapidOCR()
+    places = {"detector": engine.text_det.infer, "recogniser": engine.text_rec.session}
+    sources = {"detector": trained.ocr_detector(), "recogniser": trained.ocr_recogniser()}
+    texts = sentences()
+
+    def read(pages: Sequence[np.ndarray]) -> list[str]:
+        return ["\n".join(item[1] for item in engine(image, use_cls=False)[0] or []) for image in pages]
+
+    recordings = {name: Recording(source, optimise=True) for name, source in sources.items()}
+    for name, place in places.items():
+        place.session = recordings[name]
+    read([page(number, texts) for number in range(CALIBRATION_PAGES)])
+    models = {name: Model(source, recordings[name].feeds, config, scratch / name) for name, source in sources.items()}
+    pages = [page(100 + number, texts) for number in range(TEST_PAGES)]
+    floats = {name: Recording(model.fp32, optimise=True) for name, model in models.items()}
+    for name, place in places.items():
+        place.session = floats[name]
+    reference = read(pages)
+    print(f"fp32: {sum(map(len, reference))} characters on {len(pages)} pages")
+    for calibrator in calibrators:
+        int8 = {name: Recording(model.int8(calibrator), optimise=False) for name, model in models.items()}
+        for chosen in (("detector",), ("recogniser",), ("detector", "recogniser")):
+            for name, place in places.items():
+                place.session = int8[name] if name in chosen else floats[name]
+            found = read(pages)
+            dense = ["".join(text.split()) for text in reference], ["".join(text.split()) for text in found]
+            print(
+                f"{calibrator}, {' and '.join(chosen)} INT8: {unchanged(reference, found):.2f} % of the characters "
+                f"unchanged, "
+                f"{unchanged(*dense):.2f} % without white space",
+                flush=True,
+            )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("task", choices=("imagenet", "minilm", "ocr"))
+    parser.add_argument("--images", type=Path)
+    parser.add_argument("--calibrator", action="append")
+    parser.add_argument("--rules-off", action="append", default=[])
+    parser.add_argument("--exclude", action="append", default=[])
+    arguments = parser.parse_args()
+    config = PlacementConfig(rules_off=tuple(arguments.rules_off), exclude=tuple(arguments.exclude))
+    calibrators = arguments.calibrator or ["entropy", "minmax", "percentile", "mse"]
+    with tempfile.TemporaryDirectory() as folder:
+        if arguments.task == "imagenet":
+            if arguments.images is None:
+                parser.error("imagenet needs --images FOLDER")
+            imagenet(arguments.images, calibrators, config, Path(folder))
+        else:
+            {"minilm": minilm, "ocr": ocr}[arguments.task](calibrators, config, Path(folder))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
