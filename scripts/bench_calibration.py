@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import subprocess
 import sys
 import tempfile
@@ -149,8 +148,10 @@ def child(mode: str, work: Path, count: int) -> None:
         case _:
             raise SystemExit(f"unknown mode {mode!r}")
     seconds, processor_seconds = time.perf_counter() - start, time.process_time() - processor
-    status = Path("/proc/self/status").read_text()  # ru_maxrss would count what the parent had when it forked
-    peak = int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0]) / 1024
+    sys.path.insert(0, str(ROOT))  # ModelOpt runs in a Python of its own
+    from pipeline.core.memory import peak_resident_bytes
+
+    peak = peak_resident_bytes() / 1024**2
     print("RESULT " + json.dumps({"seconds": seconds, "processor": processor_seconds, "peak_mb": peak}))
 
 

@@ -114,7 +114,7 @@ def build_engine(
                 f"the {target} build of {model} ended with {ended.how}{_last_words(conversation)}{detail}",
                 remedy="TensorRT crashed; `quantize doctor` shows the versions, build with -v for its verbose messages",
             )
-        return _finish(conversation, target, profiles, options, temp, plan_path, ended.peak_memory_bytes)
+        return _finish(conversation, target, profiles, options, temp, plan_path)
     finally:
         temp.unlink(missing_ok=True)
 
@@ -131,7 +131,6 @@ def _finish(
     options: BuildOptions,
     temp: Path,
     plan_path: Path,
-    peak_memory_bytes: int,
 ) -> EngineRecord:
     result = dict(conversation.result or {})
     layers = result.pop("layers")
@@ -141,7 +140,6 @@ def _finish(
         target=target,
         plan_sha256=sha256_file(temp),
         plan_bytes=temp.stat().st_size,
-        peak_memory_bytes=peak_memory_bytes,
         profiles=tuple(profiles),
         options=options,
         layers=count_layers(layers) if layers is not None else None,

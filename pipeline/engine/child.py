@@ -10,6 +10,7 @@ from typing import Any
 
 from pipeline.config import Profile, check_profiles
 from pipeline.core.errors import InputError, QuantizeError, ToolError
+from pipeline.core.memory import peak_resident_bytes
 from pipeline.engine import timing_cache
 from pipeline.engine.calibration import cache_for, make_calibrator
 from pipeline.engine.checks import check_model
@@ -118,6 +119,7 @@ class Build:
         return {
             "tensorrt": api.version,
             "build_seconds": seconds,
+            "peak_memory_bytes": peak_resident_bytes(),
             "peak_gpu_memory_bytes": sampler.growth,
             "device": self.device.model_dump() if self.device else None,
             "timing_cache": cache_state,

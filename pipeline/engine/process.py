@@ -46,7 +46,6 @@ class Ended:
     status: int
     """Exit status; negative: the signal that ended it."""
     timed_out: bool
-    peak_memory_bytes: int
     log: str
     """The end of what the child's libraries printed."""
 
@@ -94,7 +93,7 @@ def run_child(
             for line in events:
                 if line.endswith(b"\n"):  # else: it died while writing
                     on_event(json.loads(line))
-            _, status, usage = os.wait4(child.pid, 0)
+            child.wait()
         except BaseException:
             _kill(child.pid)
             child.wait()
@@ -102,10 +101,9 @@ def run_child(
         finally:
             if timer is not None:
                 timer.cancel()
-        child.returncode = os.waitstatus_to_exitcode(status)
         log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_BYTES))
         text = log.read().decode(errors="replace").strip()
-    return Ended(status=child.returncode, timed_out=late.is_set(), peak_memory_bytes=usage.ru_maxrss * 1024, log=text)
+    return Ended(status=child.returncode, timed_out=late.is_set(), log=text)
 
 
 def _kill(pid: int) -> None:

@@ -111,7 +111,7 @@ class EngineRecord(Record):
     build_seconds: float
     """Wall time of parsing and building, without the child process's start."""
     peak_memory_bytes: int
-    """Largest resident set of the building process (``ru_maxrss``)."""
+    """Largest resident set of the building process."""
     peak_gpu_memory_bytes: int | None
     """Largest growth of the card's used memory during the build, sampled; None without a GPU."""
     device: DeviceInfo | None

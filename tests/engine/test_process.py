@@ -22,11 +22,10 @@ def run(action: str, timeout_s: float | None = 60):
     return run_child("tests.engine.children", [action], on_event=events.append, timeout_s=timeout_s), events
 
 
-def test_events_arrive_and_the_peak_memory_is_known() -> None:
+def test_events_arrive_in_order() -> None:
     ended, events = run("finish")
     assert (ended.status, ended.timed_out) == (0, False)
     assert [event["event"] for event in events] == ["message", "done"]
-    assert ended.peak_memory_bytes > 5 << 20
     assert ended.log == "printed by a library"
 
 
@@ -53,7 +52,7 @@ def test_a_child_that_takes_too_long_is_killed() -> None:
 def test_an_unknown_signal_has_its_number() -> None:
     from pipeline.engine.process import Ended
 
-    assert Ended(status=-99, timed_out=False, peak_memory_bytes=0, log="").how == "signal 99"
+    assert Ended(status=-99, timed_out=False, log="").how == "signal 99"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux")
