@@ -1,8 +1,7 @@
-"""`quantize explain`: why each node is quantised or not, and with which scale."""
+"""`quantize explain`: which nodes are quantised, by which rule, with which scale, and why the others are not."""
 
 from __future__ import annotations
 
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,73 +10,107 @@ import click
 from pipeline.cli.common import console, output_options, print_json, user_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from rich.console import Console
 
-    from pipeline.artifact import Artifact
+    from pipeline.placement.explain import NodeExplanation
+    from pipeline.placement.plan import PlacementPlan
 
 
 @click.command()
 @click.argument("artifact", type=click.Path(path_type=Path))
-@click.argument("nodes", nargs=-1)
+@click.argument("node", required=False)
+@click.option("--float", "only_float", is_flag=True, help="Only nodes that stay float.")
+@click.option("--int8", "only_int8", is_flag=True, help="Only nodes that run in INT8.")
 @output_options
 @user_errors
-def command(artifact: Path, nodes: tuple[str, ...], as_json: bool, quiet: bool, verbose: bool) -> None:
-    """Say of each node of ARTIFACT (or of NODES: names, shell patterns or operators) how it was placed."""
-    from pipeline.artifact import Artifact
-    from pipeline.core.errors import InputError, did_you_mean
+def command(
+    artifact: Path, node: str | None, only_float: bool, only_int8: bool, as_json: bool, quiet: bool, verbose: bool
+) -> None:
+    """Say for each node of ARTIFACT whether it is quantised, by which rule and with which scale.
 
-    explained = explain(Artifact.open(artifact))
-    for pattern in nodes:
-        if not any(_matches(entry, pattern) for entry in explained):
-            near = did_you_mean(pattern, [entry["node"] for entry in explained])
-            raise InputError(f"no node of {artifact} is called or matched by {pattern!r}; {near.partition('?')[0]}")
-    chosen = [entry for entry in explained if not nodes or any(_matches(entry, pattern) for pattern in nodes)]
+    ARTIFACT may also be an .onnx file: then its plan is made, and nothing is written. NODE is a node name, an output
+    tensor, a pattern such as '*/conv1*' or an operator such as Conv; it shows those nodes in full.
+    """
+    from pipeline.core.errors import InputError
+    from pipeline.placement.explain import explain_nodes, select_nodes
+
+    if only_float and only_int8:
+        raise InputError("--float and --int8 leave nothing to show", remedy="give one of the two")
+    plan, scales = _load(artifact)
+    nodes = explain_nodes(plan, scales)
+    if node is not None:
+        nodes = select_nodes(nodes, node)
+    if only_float or only_int8:
+        nodes = [item for item in nodes if item.decision.quantized is only_int8]
     if as_json:
-        print_json(chosen)
+        print_json({"notes": list(plan.notes), "nodes": [item.model_dump(mode="json") for item in nodes]})
         return
     out = console()
-    out.print(f"{sum(entry['quantized'] for entry in chosen)} of {len(chosen)} nodes quantised", style="bold")
-    for entry in chosen:
-        style = "green" if entry["quantized"] else "dim"
-        head = f"{entry['node']}  {entry['op']}, {'INT8' if entry['quantized'] else 'float'}, rule {entry['rule']}"
-        out.print(head, style=style, markup=False)
-        out.print(f"    {entry['reason']}", markup=False)
-        for scale in entry["scales"]:
-            out.print(f"    {scale['tensor']}: scale {scale['scale']}", markup=False)
+    if node is not None:
+        for item in nodes:
+            _print_node(out, item)
+        return
+    _print_table(out, plan, nodes)
 
 
-def explain(artifact: Artifact) -> list[dict[str, Any]]:
-    """Per node, in graph order: the decision of the placement and the scales of its quantised inputs."""
-    import json
+def _load(artifact: Path) -> tuple[PlacementPlan, dict[str, Any]]:
+    from pipeline.artifact import PLACEMENT, SCALES, Artifact
+    from pipeline.placement.explain import load_explained
 
-    from pipeline.artifact import PLACEMENT, SCALES
+    if artifact.is_file():
+        from pipeline.config import PlacementConfig
+        from pipeline.placement.plan import make_plan
 
-    placement = json.loads(artifact.path(PLACEMENT).read_text())
-    scales = json.loads(artifact.path(SCALES).read_text())
-    used: dict[str, list[dict[str, str]]] = {}
-    for point in placement["activations"]:
-        scale = scales["tensors"].get(point["tensor"])
-        for node, _ in point["consumers"]:
-            used.setdefault(node, []).append({"tensor": point["tensor"], "scale": _one(scale)})
-    for point in placement["weights"]:
-        scale = scales["weights"].get(point["tensor"])
-        used.setdefault(point["node"], []).append({"tensor": point["tensor"], "scale": _many(scale, point["axis"])})
-    return [{**decision, "scales": used.get(decision["node"], [])} for decision in placement["decisions"]]
+        return make_plan(artifact, PlacementConfig()), {}
+    opened = Artifact.open(artifact)
+    return load_explained(opened.path(PLACEMENT), opened.path(SCALES))
 
 
-def _matches(entry: Mapping[str, Any], pattern: str) -> bool:
-    return entry["node"] == pattern or entry["op"] == pattern or fnmatchcase(entry["node"], pattern)
+def _print_table(out: Console, plan: PlacementPlan, nodes: list[NodeExplanation]) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title="placement", title_justify="left")
+    for column in ("node", "operator", "", "rule", "scales", "reason"):
+        table.add_column(column, overflow="fold")
+    hidden = 0
+    for item in nodes:
+        decision = item.decision
+        if decision.rule == "shape-arithmetic":
+            hidden += 1
+            continue
+        scales = ", ".join(
+            "per channel" if operand.kind == "weights" and operand.axis is not None else _number(operand.scale)
+            for operand in item.operands
+        )
+        state = "INT8" if decision.quantized else "float"
+        cells = (decision.node, decision.op, state, decision.rule, scales, decision.reason)
+        table.add_row(*(escape(cell) for cell in cells))
+    out.print(table)
+    done = sum(item.decision.quantized for item in nodes)
+    out.print(f"{done} of {len(nodes)} nodes run in INT8; {hidden} nodes of shapes and constants are not shown")
+    for note in plan.notes:
+        out.print(f"note: {note}", markup=False)
 
 
-def _one(record: Mapping[str, Any] | None) -> str:
-    return "-" if record is None else f"{record['scale']:.6g} ({record['calibrator']})"
+def _print_node(out: Console, item: NodeExplanation) -> None:
+    from pipeline.placement.rule import all_rules
+
+    decision = item.decision
+    state = "INT8" if decision.quantized else "float"
+    out.print(f"{decision.node} ({decision.op}): {state}, rule {decision.rule}", markup=False)
+    out.print(f"  {decision.reason}", markup=False)
+    for operand in item.operands:
+        shown = f"scale {_number(operand.scale)}, amax {_number(operand.amax)}"
+        if operand.kind == "weights" and operand.axis is not None:
+            shown = f"{operand.channels or '?'} scales along axis {operand.axis}, greatest {_number(operand.scale)}"
+        out.print(f"  input {operand.index}, {operand.kind} {operand.tensor}: {shown}", markup=False)
+        if len(operand.group) > 1:
+            out.print(f"    one scale for {', '.join(operand.group)}", markup=False)
+    for rule in all_rules():
+        if rule.name == decision.rule:
+            out.print(f"  the rule: {rule.effect}; {rule.reason} ({rule.source})", markup=False)
 
 
-def _many(record: Mapping[str, Any] | None, axis: int | None) -> str:
-    if record is None:
-        return "-"
-    found = record["scale"]
-    values = found if isinstance(found, list) else [found]
-    if len(values) == 1:
-        return f"{values[0]:.6g}"
-    return f"{min(values):.6g} to {max(values):.6g} ({len(values)} channels, axis {axis})"
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
