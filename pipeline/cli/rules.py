@@ -1,53 +1,56 @@
-"""`quantize rules`: the placement rules."""
+"""`quantize rules`: the placement rules in force, with their reasons and sources."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import click
 
 from pipeline.cli.common import console, output_options, print_json, user_errors
 
+if TYPE_CHECKING:
+    from pipeline.placement.rule import Rule
+
 
 @click.command()
-@click.argument("name", required=False)
+@click.argument("names", nargs=-1)
 @output_options
 @user_errors
-def command(name: str | None, as_json: bool, quiet: bool, verbose: bool) -> None:
-    """List the rules that decide where Q/DQ pairs go, in the order in which they run; NAME shows one in full.
+def command(names: tuple[str, ...], as_json: bool, quiet: bool, verbose: bool) -> None:
+    """List the rules that place Q/DQ, in the order in which they run; with NAMES, those, in full.
 
-    A rule is switched off with ``rules_off`` under ``placement`` in build.yaml. Other distributions add rules through
-    the entry point quantize.placement_rules.
+    A rule is switched off with `quantize build --rule-off NAME`.
     """
     from rich.table import Table
 
     from pipeline.core.errors import InputError, did_you_mean
     from pipeline.placement.rule import all_rules
 
-    rules = all_rules()
-    if name is not None:
-        chosen = [rule for rule in rules if rule.name == name]
-        if not chosen:
-            raise InputError(f"no placement rule {name!r}; {did_you_mean(name, [rule.name for rule in rules])}")
-        rules = tuple(chosen)
+    rules = {rule.name: rule for rule in all_rules()}
+    if unknown := [name for name in names if name not in rules]:
+        raise InputError(f"no rule {unknown[0]!r}; {did_you_mean(unknown[0], rules)}")
+    chosen = [rules[name] for name in names] or list(rules.values())
     if as_json:
-        fields = ("name", "effect", "reason", "source")
-        print_json(
-            [
-                {field: getattr(rule, field) for field in fields}
-                | {"stage": rule.stage.name.lower(), "operators": list(rule.ops)}
-                for rule in rules
-            ]
+        print_json([_record(rule) for rule in chosen])
+        return
+    table = Table(title="placement rules", title_justify="left", show_lines=bool(names))
+    for column in ("rule", "operators", "effect", *(("reason", "source") if names else ())):
+        table.add_column(column, overflow="fold")
+    for rule in chosen:
+        record = _record(rule)
+        table.add_row(
+            *(record[key] for key in ("name", "operators", "effect", *(("reason", "source") if names else ())))
         )
-        return
-    out = console()
-    if name is not None:
-        (rule,) = rules
-        out.print(f"[bold]{rule.name}[/bold] ({rule.stage.name.lower()}; {', '.join(rule.ops)})")
-        for label, text in (("does", rule.effect), ("because", rule.reason), ("source", rule.source)):
-            out.print(f"  {label}: {text}", markup=False)
-        return
-    table = Table(title="placement rules", title_justify="left")
-    for column in ("rule", "stage", "what it does"):
-        table.add_column(column)
-    for rule in rules:
-        table.add_row(rule.name, rule.stage.name.lower(), rule.effect)
-    out.print(table)
+    console().print(table)
+
+
+def _record(rule: Rule) -> dict[str, str]:
+    operators = "all" if rule.ops == ("*",) else ", ".join(rule.ops)
+    return {
+        "name": rule.name,
+        "stage": rule.stage.name.lower(),
+        "operators": operators,
+        "effect": rule.effect,
+        "reason": rule.reason,
+        "source": rule.source,
+    }

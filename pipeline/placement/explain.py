@@ -25,14 +25,24 @@ class Operand(Record):
     tensor: str
     kind: str
     """``activation`` or ``weights``."""
-    scale: float | None
-    """Of an activation; the greatest of per-channel weights; None when no scales are at hand."""
-    amax: float | None = None
-    channels: int | None = None
-    """Number of scales of per-channel weights."""
+    scales: tuple[float, ...] = ()
+    """One of an activation, one or one per channel of weights; none when no ``scales.json`` is at hand."""
     axis: int | None = None
+    calibrator: str | None = None
     group: tuple[str, ...] = ()
     """All tensors that share the scale, where there are others."""
+
+    def __str__(self) -> str:
+        if not self.scales:
+            return f"{self.tensor}: {self.kind}"
+        if len(self.scales) > 1:
+            span = f"{min(self.scales):.6g} to {max(self.scales):.6g}"
+            return f"{self.tensor}: scale {span} ({len(self.scales)} channels, axis {self.axis})"
+        shared = [name for name in self.group if name != self.tensor]
+        origin = f" ({self.calibrator})" if self.calibrator else ""
+        return f"{self.tensor}: scale {self.scales[0]:.6g}{origin}" + (
+            f", shared with {', '.join(shared)}" if shared else ""
+        )
 
 
 class NodeExplanation(Record):
@@ -42,25 +52,25 @@ class NodeExplanation(Record):
     operands: tuple[Operand, ...]
 
 
-def load_explained(placement: Path, scales: Path | None) -> tuple[PlacementPlan, dict[str, Any]]:
-    """The plan in ``placement.json`` and the content of ``scales.json`` (empty without one).
+def load_explained(placement: Path, scales: Path) -> tuple[PlacementPlan, dict[str, Any]]:
+    """The plan in ``placement.json`` and the content of ``scales.json``.
 
     Raises:
-        InputError: a file is missing or is none of ours.
+        InputError: a file cannot be read or is none of ours.
     """
     try:
         raw = json.loads(placement.read_text())
-        plan = PlacementPlan.model_validate({key: raw[key] for key in PlacementPlan.model_fields})
-        found = {} if scales is None else json.loads(scales.read_text())
+        plan = PlacementPlan.model_validate({key: raw[key] for key in PlacementPlan.model_fields if key in raw})
+        found: dict[str, Any] = json.loads(scales.read_text())
     except OSError as error:
         raise InputError(f"{error.filename} cannot be read: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, ValidationError) as error:
-        raise InputError(f"{placement} is no placement.json of this program: {error}") from error
+    except (ValueError, TypeError, ValidationError) as error:
+        raise InputError(f"{placement} or {scales.name} beside it was not written by this program: {error}") from error
     return plan, found
 
 
 def explain_nodes(plan: PlacementPlan, scales: Mapping[str, Any]) -> list[NodeExplanation]:
-    """One explanation per node, in graph order."""
+    """One explanation per node, in graph order. ``scales``: as in ``scales.json``, or empty."""
     tensors, weights = scales.get("tensors", {}), scales.get("weights", {})
     groups: dict[str, list[str]] = {}
     for point in plan.activations:
@@ -68,43 +78,32 @@ def explain_nodes(plan: PlacementPlan, scales: Mapping[str, Any]) -> list[NodeEx
             groups.setdefault(point.group, []).append(point.tensor)
     operands: dict[str, list[Operand]] = {}
     for point in plan.activations:
-        entry = tensors.get(point.tensor, {})
+        entry = tensors.get(point.tensor)
         for node, index in point.consumers:
-            operands.setdefault(node, []).append(
-                Operand(
-                    index=index,
-                    tensor=point.tensor,
-                    kind="activation",
-                    scale=entry.get("scale"),
-                    amax=entry.get("amax"),
-                    group=tuple(groups.get(point.group or "", ())),
-                )
+            operand = Operand(
+                index=index,
+                tensor=point.tensor,
+                kind="activation",
+                scales=() if entry is None else (entry["scale"],),
+                calibrator=None if entry is None else entry["calibrator"],
+                group=tuple(groups.get(point.group or "", ())),
             )
+            operands.setdefault(node, []).append(operand)
     for weight in plan.weights:
-        entry = weights.get(weight.tensor, {})
-        own = entry.get("scale") or []
-        operands.setdefault(weight.node, []).append(
-            Operand(
-                index=weight.input_index,
-                tensor=weight.tensor,
-                kind="weights",
-                scale=max(own, default=None),
-                amax=max(entry.get("amax") or [], default=None),
-                channels=len(own) or None,
-                axis=weight.axis,
-            )
+        own = weights.get(weight.tensor, {}).get("scale", ())
+        operand = Operand(
+            index=weight.input_index, tensor=weight.tensor, kind="weights", scales=tuple(own), axis=weight.axis
         )
-    return [
-        NodeExplanation(
-            decision=decision,
-            operands=tuple(sorted(operands.get(decision.node, ()), key=lambda operand: operand.index)),
-        )
-        for decision in plan.decisions
-    ]
+        operands.setdefault(weight.node, []).append(operand)
+    explained = []
+    for decision in plan.decisions:
+        found = sorted(operands.get(decision.node, ()), key=lambda operand: operand.index)
+        explained.append(NodeExplanation(decision=decision, operands=tuple(found)))
+    return explained
 
 
 def select_nodes(nodes: Sequence[NodeExplanation], wanted: str) -> list[NodeExplanation]:
-    """Nodes by name, output tensor, shell pattern or operator type, in that order of precedence.
+    """Nodes by name or output tensor, else by shell pattern, else by operator type.
 
     Raises:
         InputError: nothing matches.
@@ -118,6 +117,6 @@ def select_nodes(nodes: Sequence[NodeExplanation], wanted: str) -> list[NodeExpl
             return found
     near = get_close_matches(wanted, [node.decision.node for node in nodes], n=1, cutoff=0.4)
     raise InputError(
-        f"no node is called {wanted!r}" + (f"; did you mean {near[0]!r}?" if near else ""),
+        f"no node is called or matched by {wanted!r}" + (f"; did you mean {near[0]!r}?" if near else ""),
         remedy="give a node name, an output tensor, a pattern such as '*/conv1*' or an operator such as Conv",
     )
