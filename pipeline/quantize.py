@@ -109,8 +109,8 @@ def run(
     if not quantized:
         warnings.append("no node is quantised, so nothing gains from INT8; `quantize explain` says why for each")
     progress.note(
-        f"{quantized} of {len(plan.decisions)} nodes quantised, {len(tensors)} activation and {len(weight_records)} weight "
-        f"scales"
+        f"{quantized} of {len(plan.decisions)} nodes quantised, {len(tensors)} activation scales, "
+        f"{len(weight_records)} weights"
     )
     for text in warnings:
         progress.warn(text)
