@@ -165,6 +165,8 @@ class _Repair:
     # --- a Q and the DQs behind it
 
     def quantizer(self, node: ir.Node) -> None:
+        import onnx_ir as ir
+
         found = self.parameters(node, None)
         if found is None:
             return
@@ -184,6 +186,7 @@ class _Repair:
                 value = int(found.zero.reshape(-1)[0])
                 self.problem(node, f"has uint8 zero point {value}; only 128 has an int8 equal")
                 return
+            node.outputs[0].type = ir.TensorType(ir.DataType.INT8)
             for each, parameters in pairs:
                 self.set_zero(each, parameters.scale)
                 self.note("uint8 with zero point 128 became int8 with zero point 0 (the same steps)", each)
