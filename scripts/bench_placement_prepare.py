@@ -117,7 +117,7 @@ class Network:
             "cpu", "--high_precision_dtype=fp32", "--opset=17", f"--output_path={output}",
         ]  # fmt: skip
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        return output
+        return in_opset_17(output, self.data[:2])
 
     def onnxruntime(self, folder: Path) -> Path:
         from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, QuantType, quantize_static
@@ -155,6 +155,34 @@ def make_network(name: str, data: np.ndarray, scratch: Path) -> Network:
     exported = export_onnx(module, example, scratch / "exported.onnx", dynamic_axes=axes)
     prepared = prepare.run(exported, folder=scratch / "prepared").model_path
     return Network(name, exported, prepared, data, scratch)
+
+
+def in_opset_17(path: Path, sample: np.ndarray) -> Path:
+    """The same graph marked as opset 17, for TensorRT 8.6; ModelOpt raises every graph to 19.
+
+    The operators of these two networks mean the same in both, which is checked on ``sample``.
+    """
+    import onnx
+
+    from pipeline.core.ort import make_session
+
+    model = onnx.load(path)
+    expected = make_session(model, optimise=False).run(None, {"x": sample})[0]
+    for entry in model.opset_import:
+        if entry.domain in ("", "ai.onnx"):
+            entry.version = 17
+    model.ir_version = min(model.ir_version, 9)
+    for node in model.graph.node:
+        kept = [attribute for attribute in node.attribute if attribute.name != "saturate"]
+        del node.attribute[:]
+        node.attribute.extend(kept)
+    onnx.checker.check_model(model, full_check=True)
+    found = make_session(model, optimise=False).run(None, {"x": sample})[0]
+    if not np.array_equal(expected, found):
+        raise ValueError(f"{path} computes something else in opset 17")
+    target = path.with_name("opset17.onnx")
+    onnx.save(model, target)
+    return target
 
 
 def strip_weights(source: Path, target: Path) -> list[dict[str, Any]]:
