@@ -1,0 +1,158 @@
+"""FP16 for the float part of a Q/DQ graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import TensorProto
+
+from pipeline.core.ort import make_session
+from pipeline.placement.graph import load_graph
+from pipeline.placement.half import HalfResult, to_half
+from tests.placement.conftest import Quantised
+from tests.placement.tiny import Tiny
+
+
+def halved(path: Path, *, float_io: bool = True) -> tuple[onnx.ModelProto, HalfResult]:
+    model = load_graph(path)
+    before = sum(node.op_type == "Cast" for node in model.graph)
+    result = to_half(model, float_io=float_io)
+    proto = ir.to_proto(model)
+    onnx.checker.check_model(proto, full_check=True)
+    assert sum(node.op_type == "Cast" for node in proto.graph.node) == before + result.casts
+    return proto, result
+
+
+def test_float_convolution_becomes_fp16_between_two_casts(tmp_path: Path) -> None:
+    net = Tiny()
+    net.op("Relu", [net.conv(net.input("x", "n", 16, 8, 8), "conv", 16, 16)], "y")
+    path = net.save(tmp_path, "y")
+    proto, result = halved(path)
+    assert result.converted == ("conv", "y")
+    assert [(node.op_type, node.name) for node in proto.graph.node] == [
+        ("Cast", "x_Cast_fp16"),
+        ("Conv", "conv"),
+        ("Relu", "y"),
+        ("Cast", "y_Cast"),
+    ]
+    assert [value.type.tensor_type.elem_type for value in proto.graph.output] == [TensorProto.FLOAT]
+    feeds = {"x": np.random.default_rng(0).standard_normal((2, 16, 8, 8)).astype(np.float32)}
+    a, b = (make_session(model).run(None, feeds)[0] for model in (path, proto))
+    assert np.linalg.norm(a - b) < 2e-3 * np.linalg.norm(a)
+    assert not np.array_equal(a, b)
+
+
+def test_inputs_and_outputs_in_fp16_when_asked(tmp_path: Path) -> None:
+    net = Tiny()
+    x = net.conv(net.input("x", "n", 16, 8, 8), "conv", 16, 16)
+    net.op("Exp", [x], "y")
+    proto, _ = halved(net.save(tmp_path, "y"), float_io=False)
+    types = [value.type.tensor_type.elem_type for value in (*proto.graph.input, *proto.graph.output)]
+    assert types == [TensorProto.FLOAT16] * 2
+    assert [node.op_type for node in proto.graph.node] == ["Conv", "Cast", "Exp", "Cast"]
+
+
+@pytest.mark.parametrize("op", ["Exp", "Log", "Sqrt", "Reciprocal", "ReduceMean", "ReduceL2"])
+def test_operators_that_overflow_stay_float32(tmp_path: Path, op: str) -> None:
+    net = Tiny()
+    net.op(op, [net.op("Abs", [net.conv(net.input("x", "n", 16, 8, 8), "conv", 16, 16)], "abs")], "y")
+    _, result = halved(net.save(tmp_path, "y"))
+    assert "y" not in result.converted
+    assert result.kept["y"] == "overflows or underflows in FP16"
+    assert "conv" in result.converted
+
+
+@pytest.mark.parametrize(
+    ("value", "fits"), [(-1e9, False), (1e-12, False), (70000.0, False), (-10000.0, True), (0.0, True)]
+)
+def test_constants_that_fp16_cannot_hold(tmp_path: Path, value: float, fits: bool) -> None:
+    net = Tiny()
+    net.constant("c", value)
+    net.op("Add", [net.conv(net.input("x", "n", 16, 8, 8), "conv", 16, 16), "c"], "y")
+    _, result = halved(net.save(tmp_path, "y"))
+    assert ("y" in result.converted) is fits
+    if not fits:
+        assert result.kept["y"] == "its constant c is outside FP16's range"
+
+
+def test_element_wise_operators_alone_are_not_worth_it(tmp_path: Path) -> None:
+    net = Tiny()
+    net.op("Sigmoid", [net.op("Relu", [net.input("x", "n", 16)], "a")], "y")
+    proto, result = halved(net.save(tmp_path, "y"))
+    assert result.converted == ()
+    assert result.kept == {"a": "element-wise, not worth two casts", "y": "element-wise, not worth two casts"}
+    assert [node.op_type for node in proto.graph.node] == ["Relu", "Sigmoid"]
+
+
+def test_inputs_with_a_fixed_type_keep_it(tmp_path: Path) -> None:
+    """Resize takes its scales as float32 whatever the data's type."""
+    net = Tiny()
+    net.constant("scales", [1, 1, 2, 2])
+    net.op("Resize", [net.conv(net.input("x", "n", 16, 8, 8), "conv", 16, 16), "", "scales"], "y", mode="linear")
+    proto, result = halved(net.save(tmp_path, "y"))
+    assert result.converted == ("conv", "y")
+    (resize,) = [node for node in proto.graph.node if node.op_type == "Resize"]
+    assert resize.input[2] == "scales"
+
+
+def test_one_cast_per_tensor_and_one_copy_per_constant(tmp_path: Path) -> None:
+    net = Tiny()
+    x = net.input("x", "n", 16, 8, 8)
+    net.weights("w", 16, 16, 3, 3)
+    a, b = (net.op("Conv", [x, "w"], name, pads=[1] * 4) for name in "ab")
+    net.op("Exp", [a], "ea")
+    net.op("Log", [a], "la")
+    net.op("Relu", [b], "y")
+    proto, result = halved(net.save(tmp_path, "ea", "la", "y"))
+    assert result.casts == 3
+    halves = [tensor.name for tensor in proto.graph.initializer if tensor.data_type == TensorProto.FLOAT16]
+    assert halves == ["w_fp16"]
+
+
+def test_integer_core_is_left_alone(quantised: Callable[[str], Quantised]) -> None:
+    """A network that is INT8 throughout does not change."""
+    model = load_graph(quantised("resnet18").int8)
+    before = ir.to_proto(model).SerializeToString(deterministic=True)
+    assert to_half(model) == HalfResult((), {}, 0)
+    assert ir.to_proto(model).SerializeToString(deterministic=True) == before
+
+
+@pytest.mark.parametrize("name", ["mobilenetv3", "lstm", "minilm", "ocr-recogniser"])
+def test_networks_with_a_float_part(name: str, quantised: Callable[[str], Quantised], tmp_path: Path) -> None:
+    """Numbers, names, and the INT8 layers in a TensorRT-RTX engine are those of the FP32 remainder."""
+    found = quantised(name)
+    proto, result = halved(found.int8)
+    assert result.converted
+    before = onnx.load(found.int8)
+    assert {node.name for node in before.graph.node} <= {node.name for node in proto.graph.node}
+    assert {value for node in before.graph.node for value in node.output} <= {
+        value for node in proto.graph.node for value in node.output
+    }
+    for node in proto.graph.node:
+        if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
+            scale = next(item for item in proto.graph.initializer if item.name == node.input[1])
+            assert scale.data_type == TensorProto.FLOAT
+    feeds = found.model.feeds(seed=99)
+    fp32 = make_session(found.fp32).run(None, feeds)[0]
+    int8, half = (make_session(item, optimise=False).run(None, feeds)[0] for item in (found.int8, proto))
+    own = np.linalg.norm(int8 - fp32)
+    assert np.linalg.norm(half - fp32) < 1.2 * own + 1e-3 * np.linalg.norm(fp32)
+
+    pytest.importorskip("tensorrt_rtx")
+    from pipeline.config import Profile
+    from pipeline.engine.builder import build_engine
+    from tests.placement.test_zoo import plan_reader
+
+    reader, layers = plan_reader(), []
+    onnx.save(proto, tmp_path / "half.onnx")
+    for path in (found.int8, tmp_path / "half.onnx"):
+        plan = tmp_path / "m.plan"
+        build_engine(path, target="rtx", profiles=[Profile.parse(found.model.profile())], plan_path=plan)
+        layers.append(reader.int8_nodes(reader.read_plan(plan.read_bytes())))
+    wanted = {item.node for item in found.plan.decisions if item.quantized and item.op in ("Conv", "MatMul", "Gemm")}
+    assert layers[0] & wanted == layers[1] & wanted == wanted
