@@ -32,8 +32,9 @@ ORDER = (("minmax", "ema 0.9"), ("ema 0.9", "percentile 99.9"), ("minmax", "perc
 @click.option("--out", type=click.Path(path_type=Path), default=ROOT / "artifacts" / "shift-noise", show_default=True)
 @click.option("--page", type=click.Path(path_type=Path), default=Path(__file__).with_name("results-shift.md"))
 @click.option("--draws", type=int, default=2, show_default=True)
+@click.option("--calibrators", default="all", show_default=True, help="At least minmax, ema and percentile.")
 @click.option("--workers", type=int, help="Evaluations at a time [one per core].")
-def main(data: Path, out: Path, page: Path, draws: int, workers: int | None) -> None:
+def main(data: Path, out: Path, page: Path, draws: int, calibrators: str, workers: int | None) -> None:
     from pipeline.cli.common import make_progress
     from pipeline.compare.config import CompareConfig
     from pipeline.compare.experiment import run_experiment
@@ -48,6 +49,7 @@ def main(data: Path, out: Path, page: Path, draws: int, workers: int | None) -> 
         profiles=("x=1x3x224x224,8x3x224x224,64x3x224x224",),
         out=out,
         samples=128,
+        calibrators=(calibrators,),
         shift_sigma=SIGMAS,
         shift_draws=draws,
         workers=workers,
@@ -62,10 +64,12 @@ def results(outcome: Outcome) -> str:
     document = outcome.document
     tools = ", ".join(f"{name} {document['tools'][name]}" for name in ("onnxruntime", "numpy", "torch"))
     runs = document["runs"]
+    calibrators = document["config"]["calibrators"]
     lines = [
         "# Noise on activations: which calibrator holds out?",
         "",
-        "    python scripts/experiments/shift_noise.py --data IMAGENET500",
+        "    python scripts/experiments/shift_noise.py --data IMAGENET500"
+        + ("" if calibrators == ["all"] else f' --calibrators "{",".join(calibrators)}"'),
         "",
         f"EfficientNet-Lite0 (trained weights), {len(document['data']['calibration_samples'])} photographs calibrate, "
         f"{outcome.samples} others are measured, with their labels. Gaussian noise, in standard deviations of each "
@@ -74,10 +78,9 @@ def results(outcome: Outcome) -> str:
         f"{document['seeds']['experiment']}. The Q/DQ graphs are computed by onnxruntime on a CPU without graph "
         f"optimisation; {tools}.",
         "",
-        f"{len(runs['measured_seconds'])} evaluations, {runs['seconds'] / 60:.1f} minutes, "
-        f"{runs['cpu_seconds_of_this_process'] / 60:.1f} minutes of CPU time; one calibration pass of "
-        f"{runs['calibration_seconds']:.1f} s."
-        + (f" {runs['taken_from_cache']} were taken from an earlier run." if runs["taken_from_cache"] else ""),
+        f"{len(runs['measured_seconds'])} evaluations in {runs['seconds'] / 60:.1f} minutes "
+        f"({runs['cpu_seconds_of_this_process'] / 60:.1f} minutes of CPU time), {runs['taken_from_cache']} taken from "
+        f"an earlier run; one calibration pass of {runs['calibration_seconds']:.1f} s.",
         "",
         "## Top-1 without shift",
         "",
