@@ -157,14 +157,14 @@ def assert_consistent(contexts: Sequence[QuantContext], atol: float = 1e-5, rtol
 
 
 def describe(comparison: Comparison, *, most: int = 5) -> str:
-    """The verdict in a few lines."""
+    """The verdict in a few lines, with at most so many of the tensors that differ."""
     wrong = sorted(comparison.mismatches, key=lambda row: (row.problem == "scale", -row.relative))
     lines = [
         f"{len(wrong)} of {len(comparison.rows)} tensors differ ({comparison.tolerance}) in {', '.join(comparison.who)}"
     ]
     for row in wrong[:most]:
         lines.append(f"  {row_text(row, comparison.labels)}")
-    if len(wrong) > most:
+    if 0 < most < len(wrong):
         lines.append(f"  and {len(wrong) - most} more")
     lines.append(f"likely cause: {comparison.cause}")
     return "\n".join(lines)

@@ -26,8 +26,8 @@ __all__ = [
 SNAPSHOT, TABLE, HEATMAP = "consistency.json", "consistency.txt", "consistency.png"
 BATCHES = "batches"
 """Stem of the files about single batches."""
-_CENTRE = 1e-5
-"""Middle of the heatmap's colours: the usual tolerance."""
+_FLOOR, _CENTRE = 1e-8, 1e-5
+"""Least relative difference that the heatmap shows, and the middle of its colours: the usual tolerance."""
 
 
 def write_snapshot(folder: Path, comparison: Comparison) -> list[Path]:
@@ -71,9 +71,9 @@ def table(comparison: Comparison, *, most: int | None = None) -> str:
 
 
 def summary(comparison: Comparison) -> str:
-    """One line when all agree, the few lines of :func:`describe` otherwise."""
+    """One line when all agree; otherwise how many differ, where, and the likely cause."""
     if not comparison.consistent:
-        return f"{describe(comparison)}\nconsistency {_percent(comparison.rate)}"
+        return f"{describe(comparison, most=0)}\nconsistency {_percent(comparison.rate)}"
     same = len(set(comparison.digests)) == 1
     worst = comparison.worst
     bits = "bit for bit" if same else f"largest difference {100 * worst.relative:.3g} % ({worst.tensor})"
@@ -113,15 +113,14 @@ def heatmap(comparison: Comparison) -> bytes:
     from pipeline.reports.heatmap import heatmap_png
 
     tolerance = comparison.tolerance
-    allowed = tolerance.rtol or _CENTRE
+    differences = relative_differences(comparison.rows, len(comparison.labels))
     return heatmap_png(
-        relative_differences(comparison.rows, len(comparison.labels)),
+        np.log10(np.maximum(differences, _FLOOR) / _FLOOR),
         [row.tensor for row in comparison.rows],
         list(comparison.labels),
-        colour_label="Relative difference of the scale",
-        column_label="",
+        colour_label=f"Relative difference of the scale: decades above {_FLOOR:g}",
         title=f"{len(comparison.mismatches)} of {len(comparison.rows)} tensors differ ({tolerance})",
-        centre=allowed,
+        centre=float(np.log10((tolerance.rtol or _CENTRE) / _FLOOR)),
     )
 
 
