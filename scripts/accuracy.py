@@ -5,8 +5,9 @@
     accuracy.py minilm                       all-MiniLM-L6-v2: cosine of sentence embeddings, 200 sentences
     accuracy.py ocr                          PP-OCRv4 detector and recogniser of rapidocr: text of rendered pages
 
-Options: --calibrator NAME (repeatable), --rules-off NAME, --exclude ENTRY. 128 samples (8 pages) calibrate, others
-test. INT8 graphs run with graph optimisation off. Sentences are those of Python's own language reference.
+Options: --calibrator NAME (repeatable), --rules-off NAME, --exclude ENTRY, --equalise. 128 samples (8 pages)
+calibrate, others test. INT8 graphs run with graph optimisation off. Sentences are those of Python's own language
+reference.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,19 +38,33 @@ CALIBRATION_PAGES = 8
 TEST_PAGES = 8
 
 
+@dataclass(frozen=True)
+class Options:
+    """What the command line asks for."""
+
+    calibrators: tuple[str, ...]
+    config: PlacementConfig
+    equalise: bool
+    scratch: Path
+
+
 class Model:
     """A prepared float model, calibrated once."""
 
-    def __init__(self, source: Path, feeds: Iterable[Feeds], config: PlacementConfig, folder: Path) -> None:
+    def __init__(self, source: Path, feeds: Iterable[Feeds], options: Options, folder: Path) -> None:
         from calibrators.statistics import load_statistics
         from pipeline import calibrate, export, prepare
-        from pipeline.placement import make_plan
+        from pipeline.placement import equalise, make_plan
 
-        self.folder, self.config = folder, config
+        self.folder, self.config = folder, options.config
         exported = export.run(str(source), inputs=(), profiles=(), opset=17, folder=folder / "export").model_path
         self.fp32 = prepare.run(exported, folder=folder / "prepare").model_path
-        self.plan = make_plan(self.fp32, config)
-        batches = (Batch(index, (index,), feed) for index, feed in enumerate(feeds))
+        batches = [Batch(index, (index,), feed) for index, feed in enumerate(feeds)]
+        if options.equalise:
+            result = equalise.run(self.fp32, batches, folder=folder / "equalise", config=self.config)
+            print(f"{len(result.tensors)} tensors equalised")
+            self.fp32 = result.model_path
+        self.plan = make_plan(self.fp32, self.config)
         calibrated = calibrate.run(self.fp32, self.plan.tensors, batches, folder=folder / "calibrate")
         self.statistics, _ = load_statistics(calibrated.statistics_path)
 
@@ -74,7 +90,7 @@ def evenly(count: int, wanted: int) -> np.ndarray:
 # --- EfficientNet-Lite0
 
 
-def imagenet(images: Path, calibrators: Sequence[str], config: PlacementConfig, scratch: Path) -> None:
+def imagenet(images: Path, options: Options) -> None:
     from scripts.bench_placement_prepare import load_images, normalised
 
     pixels, labels = load_images(images)
@@ -89,11 +105,11 @@ def imagenet(images: Path, calibrators: Sequence[str], config: PlacementConfig, 
         session = make_session(path, optimise=optimise)
         return np.concatenate([session.run(None, feed)[0] for feed in feeds(test)])
 
-    model = Model(build("efficientnet-lite0", scratch).path, feeds(rows), config, scratch)
+    model = Model(build("efficientnet-lite0", options.scratch).path, feeds(rows), options, options.scratch)
     reference = logits(model.fp32, optimise=True)
     top1 = 100.0 * float((reference.argmax(1) == labels[test]).mean())
     print(f"fp32: top-1 {top1:.2f} on {len(test)} images, {len(rows)} to calibrate")
-    for name in calibrators:
+    for name in options.calibrators:
         found = logits(model.int8(name), optimise=False)
         ours = 100.0 * float((found.argmax(1) == labels[test]).mean())
         agree = 100.0 * float((found.argmax(1) == reference.argmax(1)).mean())
@@ -124,7 +140,7 @@ def sentences() -> list[str]:
     return list(found)
 
 
-def minilm(calibrators: Sequence[str], config: PlacementConfig, scratch: Path) -> None:
+def minilm(options: Options) -> None:
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(trained.minilm_tokenizer()))
@@ -146,9 +162,9 @@ def minilm(calibrators: Sequence[str], config: PlacementConfig, scratch: Path) -
         session = make_session(path, optimise=optimise)
         return np.concatenate([session.run(None, feed)[0] for feed in feeds(test)])
 
-    model = Model(build("minilm", scratch).path, feeds(calibration), config, scratch)
+    model = Model(build("minilm", options.scratch).path, feeds(calibration), options, options.scratch)
     reference = embeddings(model.fp32, optimise=True)
-    for name in calibrators:
+    for name in options.calibrators:
         cosine = (embeddings(model.int8(name), optimise=False) * reference).sum(1)
         print(
             f"{name}: cosine mean {cosine.mean():.4f}, least {cosine.min():.4f} over {len(test)} sentences, "
@@ -218,7 +234,7 @@ class Recording:
         return getattr(self.session, name)
 
 
-def ocr(calibrators: Sequence[str], config: PlacementConfig, scratch: Path) -> None:
+def ocr(options: Options) -> None:
     import logging
 
     from rapidocr_onnxruntime import RapidOCR
@@ -236,14 +252,16 @@ def ocr(calibrators: Sequence[str], config: PlacementConfig, scratch: Path) -> N
     for name, place in places.items():
         place.session = recordings[name]
     read([page(number, texts) for number in range(CALIBRATION_PAGES)])
-    models = {name: Model(source, recordings[name].feeds, config, scratch / name) for name, source in sources.items()}
+    models = {
+        name: Model(source, recordings[name].feeds, options, options.scratch / name) for name, source in sources.items()
+    }
     pages = [page(100 + number, texts) for number in range(TEST_PAGES)]
     floats = {name: Recording(model.fp32, optimise=True) for name, model in models.items()}
     for name, place in places.items():
         place.session = floats[name]
     reference = read(pages)
     print(f"fp32: {sum(map(len, reference))} characters on {len(pages)} pages")
-    for calibrator in calibrators:
+    for calibrator in options.calibrators:
         int8 = {name: Recording(model.int8(calibrator), optimise=False) for name, model in models.items()}
         for chosen in (("detector",), ("recogniser",), ("detector", "recogniser")):
             for name, place in places.items():
@@ -265,16 +283,21 @@ def main() -> int:
     parser.add_argument("--calibrator", action="append")
     parser.add_argument("--rules-off", action="append", default=[])
     parser.add_argument("--exclude", action="append", default=[])
+    parser.add_argument("--equalise", action="store_true")
     arguments = parser.parse_args()
-    config = PlacementConfig(rules_off=tuple(arguments.rules_off), exclude=tuple(arguments.exclude))
-    calibrators = arguments.calibrator or ["entropy", "minmax", "percentile", "mse"]
     with tempfile.TemporaryDirectory() as folder:
+        options = Options(
+            calibrators=tuple(arguments.calibrator or ("entropy", "minmax", "percentile", "mse")),
+            config=PlacementConfig(rules_off=tuple(arguments.rules_off), exclude=tuple(arguments.exclude)),
+            equalise=arguments.equalise,
+            scratch=Path(folder),
+        )
         if arguments.task == "imagenet":
             if arguments.images is None:
                 parser.error("imagenet needs --images FOLDER")
-            imagenet(arguments.images, calibrators, config, Path(folder))
+            imagenet(arguments.images, options)
         else:
-            {"minilm": minilm, "ocr": ocr}[arguments.task](calibrators, config, Path(folder))
+            {"minilm": minilm, "ocr": ocr}[arguments.task](options)
     return 0
 
 

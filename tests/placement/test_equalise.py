@@ -1,0 +1,177 @@
+"""Equalisation: the float graph computes the same bits, and INT8 computes something better."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import calibrators
+from calibrators import TensorStatistics
+from pipeline import quantize
+from pipeline.config import PlacementConfig
+from pipeline.core.ort import make_session
+from pipeline.data import Batch
+from pipeline.placement import make_plan
+from pipeline.placement.equalise import EqualiseResult, candidates, factors, run
+from pipeline.placement.graph import GraphView, load_graph
+from tests.placement.conftest import Quantised
+from tests.placement.tiny import Tiny
+
+CONFIG = PlacementConfig()
+Feeds = dict[str, np.ndarray]
+
+
+def equalised(model: Path, feeds: list[Feeds], folder: Path) -> EqualiseResult:
+    return run(model, [Batch(i, (i,), feed) for i, feed in enumerate(feeds)], folder=folder, config=CONFIG)
+
+
+def outputs(model: Path, feeds: Feeds) -> list[np.ndarray]:
+    return make_session(model, optimise=False).run(None, feeds)
+
+
+def int8_error(model: Path, feeds: list[Feeds], folder: Path) -> float:
+    """Relative L2 error of the INT8 graph, minmax on ``feeds``."""
+    plan = make_plan(model, CONFIG)
+    session = make_session(model, capture=plan.tensors)
+    statistics = {name: TensorStatistics() for name in plan.tensors}
+    for index, feed in enumerate(feeds):
+        for name, value in zip(plan.tensors, session.run(list(plan.tensors), feed), strict=True):
+            statistics[name].update(value, index)
+    minmax = calibrators.get("minmax")
+    int8 = quantize.run(model, plan, statistics, minmax, folder=folder, config=CONFIG).model_path
+    a, b = outputs(model, feeds[0])[0], outputs(int8, feeds[0])[0]
+    return float(np.linalg.norm(a - b) / np.linalg.norm(a))
+
+
+def images(count: int = 3, channels: int = 16) -> list[Feeds]:
+    random = np.random.default_rng(7)
+    return [{"x": random.standard_normal((2, channels, 8, 8)).astype(np.float32)} for _ in range(count)]
+
+
+def depthwise(activation: str | None, shared: bool = False) -> Tiny:
+    """1x1 convolution with channels of very different size, activation, depthwise convolution."""
+    net = Tiny()
+    y = net.conv(net.input("x", "n", 16, 8, 8), "expand", 16, 32, 1, pads=[0] * 4)
+    weights = onnx.numpy_helper.to_array(net.constants["expand.weight"])
+    net.constant("expand.weight", weights * np.exp2(np.linspace(-5, 1, 32)).reshape(-1, 1, 1, 1))
+    net.constant("expand.bias", np.zeros(32))
+    if activation is not None:
+        y = net.op(activation, [y], "act")
+    z = net.conv(y, "dw", 32, 32, group=32)
+    weights = onnx.numpy_helper.to_array(net.constants["dw.weight"])
+    net.constant("dw.weight", weights / np.exp2(np.linspace(-5, 1, 32)).reshape(-1, 1, 1, 1))
+    net.op("Add", [z, net.op("Neg", [y], "neg")] if shared else [z, z], "y")
+    return net
+
+
+@pytest.mark.parametrize("activation", ["Relu", "LeakyRelu", None])
+def test_depthwise_pair(tmp_path: Path, activation: str | None) -> None:
+    model = depthwise(activation).save(tmp_path, "y")
+    feeds = images()
+    result = equalised(model, feeds, tmp_path / "equal")
+    (tensor,) = result.tensors
+    assert tensor.way == "convolution"
+    assert tensor.readers == ("dw",)
+    assert tensor.spread_after < 0.35 * tensor.spread_before
+    assert all(
+        np.array_equal(*pair)
+        for pair in zip(outputs(model, feeds[0]), outputs(result.model_path, feeds[0]), strict=True)
+    )
+    before, after = (int8_error(path, feeds, tmp_path / path.parent.name / "q") for path in (model, result.model_path))
+    assert after < 0.5 * before
+    assert [node.name for node in onnx.load(model).graph.node] == [
+        node.name for node in onnx.load(result.model_path).graph.node
+    ]
+
+
+@pytest.mark.parametrize(("activation", "shared"), [("HardSwish", False), ("Relu", True)])
+def test_what_cannot_be_scaled_exactly_is_no_candidate(tmp_path: Path, activation: str, shared: bool) -> None:
+    model = depthwise(activation, shared).save(tmp_path, "y")
+    assert candidates(GraphView(load_graph(model)), make_plan(model, CONFIG)) == []
+
+
+def transformer(residual: bool) -> Tiny:
+    """LayerNorm with a few wide channels, two products; with ``residual`` something else reads the LayerNorm too."""
+    net = Tiny()
+    gamma = np.ones(64)
+    gamma[[3, 40]] = 40.0
+    net.constant("gamma", gamma)
+    net.weights("beta", 64)
+    norm = net.op("LayerNormalization", [net.input("x", "n", 10, 64), "gamma", "beta"], "norm", axis=-1)
+    for name in ("w1", "w2"):
+        net.weights(name, 64, 64)
+        net.constant(name, onnx.numpy_helper.to_array(net.constants[name]) / gamma.reshape(-1, 1))
+    parts = [net.op("MatMul", [norm, "w1"], "a"), net.op("MatMul", [norm, "w2"], "b")]
+    net.op("Concat", [*parts, norm] if residual else parts, "y", axis=-1)
+    return net
+
+
+@pytest.mark.parametrize("residual", [False, True])
+def test_layer_norm_and_products(tmp_path: Path, residual: bool) -> None:
+    model = transformer(residual).save(tmp_path, "y")
+    random = np.random.default_rng(8)
+    feeds = [{"x": random.standard_normal((2, 10, 64)).astype(np.float32)} for _ in range(3)]
+    result = equalised(model, feeds, tmp_path / "equal")
+    (tensor,) = result.tensors
+    assert tensor.way == ("multiply" if residual else "normalisation")
+    assert tensor.readers == ("a", "b")
+    assert all(
+        np.array_equal(*pair)
+        for pair in zip(outputs(model, feeds[0]), outputs(result.model_path, feeds[0]), strict=True)
+    )
+    names = [node.name for node in onnx.load(result.model_path).graph.node]
+    assert ("norm_equalise" in names) is residual
+    before, after = (int8_error(path, feeds, tmp_path / path.parent.name / "q") for path in (model, result.model_path))
+    assert after < (0.5 if not residual else 0.6) * before
+
+
+def test_factors_are_powers_of_two_within_bounds() -> None:
+    random = np.random.default_rng(9)
+    found = factors(np.exp(random.standard_normal(200) * 6), np.exp(random.standard_normal(200)), 0.8)
+    assert np.array_equal(found, np.exp2(np.round(np.log2(found))))
+    assert found.max() / found.min() <= 2.0**8
+
+
+def test_silent_channels_keep_their_size() -> None:
+    found = factors(np.array([0.0, 1.0, 16.0, 4.0]), np.array([1.0, 1.0, 1.0, 0.0]), 1.0)
+    assert found.tolist() == [1.0, 0.25, 4.0, 1.0]
+    assert factors(np.zeros(3), np.ones(3), 1.0).tolist() == [1.0, 1.0, 1.0]
+
+
+def test_a_network_without_candidates_is_passed_through(tmp_path: Path) -> None:
+    net = Tiny()
+    net.op("Relu", [net.input("x", "n", 16, 8, 8)], "y")
+    model = net.save(tmp_path, "y")
+    result = equalised(model, images(), tmp_path / "equal")
+    assert result.tensors == ()
+    assert np.array_equal(outputs(model, images()[0])[0], outputs(result.model_path, images()[0])[0])
+
+
+@pytest.mark.parametrize("name", ["vit", "minilm"])
+def test_networks(name: str, quantised: Callable[[str], Quantised], tmp_path: Path) -> None:
+    """The very same bits in float; every layer is still INT8 in a TensorRT-RTX engine."""
+    found = quantised(name)
+    feeds = [found.model.feeds(seed=index) for index in range(3)]
+    result = equalised(found.fp32, feeds, tmp_path / "equal")
+    assert len(result.tensors) > 10
+    ways = {tensor.way for tensor in result.tensors}
+    assert "normalisation" in ways if name == "vit" else ways == {"multiply"}
+    assert np.array_equal(outputs(found.fp32, feeds[0])[0], outputs(result.model_path, feeds[0])[0])
+    assert int8_error(result.model_path, feeds, tmp_path / "q") < 0.8 * int8_error(found.fp32, feeds, tmp_path / "p")
+
+    pytest.importorskip("tensorrt_rtx")
+    from pipeline.config import Profile
+    from pipeline.engine.builder import build_engine
+    from tests.placement.test_zoo import WEIGHTED, plan_reader
+
+    target = tmp_path / "m.plan"
+    profile = Profile.parse(found.model.profile())
+    build_engine(tmp_path / "q" / "model.int8.onnx", target="rtx", profiles=[profile], plan_path=target)
+    reader = plan_reader()
+    done = reader.int8_nodes(reader.read_plan(target.read_bytes()))
+    wanted = {item.node for item in found.plan.decisions if item.quantized and item.op in WEIGHTED}
+    assert wanted <= done
