@@ -18,7 +18,7 @@ from pipeline.config import PlacementConfig
 from pipeline.core.errors import InputError
 from pipeline.core.ort import make_session
 from pipeline.placement import ActivationPoint, PlacementPlan, make_plan
-from pipeline.quantize import QuantizeResult, activation_ranges, merge_tensors, run
+from pipeline.quantize import QuantizeResult, activation_ranges, clipped_energy, merge_tensors, run
 from tests.placement.tiny import Tiny
 
 CONFIG = PlacementConfig()
@@ -147,6 +147,24 @@ def test_degenerate_tensors_are_warned_about(tmp_path: Path) -> None:
     ranges, warnings = activation_ranges([point("a")], {"a": constant_statistics(0.0)}, calibrators.get("minmax"))
     assert ranges == {"a": 1.0}
     assert warnings == ["a: all-zero: all 2 values are zero in calibration; amax 1 is used"]
+
+
+def test_a_range_that_cuts_the_signal_off_is_warned_about() -> None:
+    """98 % of the values below 0.05, the signal at 0.3: a shape for which the divergence prefers to clip."""
+    random = np.random.default_rng(6)
+    stats = TensorStatistics()
+    noise, signal = random.uniform(0.0, 0.045, 98_000), random.normal(0.33, 0.02, 1_700)
+    stats.update(np.concatenate([noise, signal]).astype(np.float32), 0)
+    ranges, warnings = activation_ranges(
+        [point("a")], {"a": stats}, calibrators.get("percentile", {"percentile": 90.0})
+    )
+    assert ranges["a"] < 0.05
+    lost = float((np.maximum(signal - ranges["a"], 0) ** 2).sum() / ((noise**2).sum() + (signal**2).sum()))
+    assert clipped_energy(stats, ranges["a"]) == pytest.approx(lost, rel=0.01)
+    (warning,) = warnings
+    assert warning.startswith("a: percentile clips at 0.0")
+    assert f"{100 * lost:.0f} % of the signal is lost" in warning
+    assert activation_ranges([point("a")], {"a": stats}, calibrators.get("minmax"))[1] == []
 
 
 def test_missing_statistic(tmp_path: Path) -> None:
