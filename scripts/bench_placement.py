@@ -52,8 +52,9 @@ def unpack(folders: list[Path]) -> None:
     for file in sorted(slices.iterdir()):
         waiting.setdefault(file.name.rpartition(".")[0], []).append(file)
     for name, parts in waiting.items():
-        decompressor = lzma.LZMADecompressor()
-        data = b"".join(decompressor.decompress(part.read_bytes()) for part in parts)
+        decompressor, data = lzma.LZMADecompressor(), b""
+        if [part.suffix for part in parts] == [f".{number:02d}" for number in range(len(parts))]:
+            data = b"".join(decompressor.decompress(part.read_bytes()) for part in parts)
         if decompressor.eof:
             (WORK / name.removesuffix(".xz")).write_bytes(data)
             print(f"{name.removesuffix('.xz')}: {len(data) / 1e6:.1f} MB")
