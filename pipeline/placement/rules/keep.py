@@ -253,8 +253,10 @@ RULES = (
         stage=Stage.KEEP,
         ops=("Softmax",),
         effect="leaves both products of an attention with a mask alone",
-        reason="TensorRT's fused attention with a mask is a float kernel; Q/DQ inside would break it up",
-        source="ModelOpt partitioning (MatMul, Add, Softmax, MatMul)",
+        reason="Q/DQ inside break TensorRT's fused float kernel up; only TensorRT-RTX 1.7 was seen to fuse the INT8 "
+        "form "
+        "too, and gets it with this rule off",
+        source="ModelOpt partitioning (MatMul, Add, Softmax, MatMul); _gemm_mha_v2 with INT8 operands in RTX plans",
         visit=_masked_attention,
     ),
     Rule(
