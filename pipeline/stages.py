@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pipeline.records import TensorSpec
     from pipeline.verify import VerifyResult
 
-__all__ = ["build"]
+__all__ = ["Build", "build", "installed_versions"]
 
 R = TypeVar("R", bound=StageResult)
 
@@ -66,10 +66,10 @@ def build(config: BuildConfig, *, force: bool = False, fresh: bool = False, prog
     Raises:
         InputError, CheckFailed, ToolError: as the stages say; what was finished before stays finished.
     """
-    return _Build(config, force=force, fresh=fresh, progress=progress).run()
+    return Build(config, force=force, fresh=fresh, progress=progress).run()
 
 
-class _Build:
+class Build:
     """One build: the configuration and what the stages have produced so far."""
 
     def __init__(self, config: BuildConfig, *, force: bool, fresh: bool, progress: Progress) -> None:
@@ -148,7 +148,7 @@ class _Build:
             "inputs": [spec.model_dump(mode="json") for spec in config.inputs],
             "profiles": [str(profile) for profile in config.profiles],
             "opset": config.opset,
-            "tools": _versions(("torch", "onnx", "onnxscript")),
+            "tools": installed_versions(("torch", "onnx", "onnxscript")),
         }
         return self.runner.run(
             "export",
@@ -203,7 +203,7 @@ class _Build:
         inputs = {
             "model": exported.files,
             "data": source.key(),
-            "tools": _versions(("onnx", "onnx-ir", "onnxscript", "onnxruntime")),
+            "tools": installed_versions(("onnx", "onnx-ir", "onnxscript", "onnxruntime")),
         }
         return self.runner.run("prepare", prepare.PrepareResult, inputs, action)
 
@@ -234,7 +234,7 @@ class _Build:
             "samples": sorted(split.calibration),
             "batch_size": config.batch_size,
             "on_nonfinite": config.on_nonfinite,
-            "tools": _versions(("numpy", "numba", "onnxruntime")),
+            "tools": installed_versions(("numpy", "numba", "onnxruntime")),
         }
 
         def action(folder: Path) -> CalibrationResult:
@@ -280,7 +280,7 @@ class _Build:
             "plan": plan.model_dump(mode="json"),
             "placement": self.config.placement.model_dump(mode="json"),
             "calibrator": {"name": calibrator.name, "params": dict(calibrator.params)},
-            "tools": _versions(("numpy", "numba", "onnx", "onnx-ir")),
+            "tools": installed_versions(("numpy", "numba", "onnx", "onnx-ir")),
         }
         return self.runner.run("quantize", quantize.QuantizeResult, inputs, action)
 
@@ -344,7 +344,7 @@ class _Build:
             "samples": sorted(split.verification),
             "batch_size": self.config.batch_size,
             "labels": sha256_file(self.config.labels) if self.config.labels else None,
-            "tools": _versions(("numpy", "onnxruntime", "seaborn", "matplotlib")),
+            "tools": installed_versions(("numpy", "onnxruntime", "seaborn", "matplotlib")),
         }
         return self.runner.run("verify", verify.VerifyResult, inputs, action)
 
@@ -384,7 +384,7 @@ class _Build:
         return Manifest(
             name=self.config.name or self.out.name,
             created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            tools=_versions(_TOOLS) | {"quantize-trt": _own_version()},
+            tools=installed_versions(_TOOLS) | {"quantize-trt": _own_version()},
             source=SourceRecord(kind=export.kind, spec=export.spec, sha256=export.source_sha256),
             data=DataRecord(
                 spec=source.describe(),
@@ -435,7 +435,7 @@ def _own_version() -> str:
     return __version__
 
 
-def _versions(packages: Sequence[str]) -> dict[str, str]:
+def installed_versions(packages: Sequence[str]) -> dict[str, str]:
     """Installed versions, without importing the packages; those that are not installed are left out."""
     from importlib.metadata import PackageNotFoundError, version
 

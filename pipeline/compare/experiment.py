@@ -84,7 +84,7 @@ def run_experiment(
         setting, calibration_samples = preparation.setting()
         shifts = planned_shifts(config.shift_sigma, config.shift_draws, config.shift_images)
         cache = StageRunner(preparation.runner.work, SILENT)
-        tasks = TaskRunner(cache, workers, stages._versions(_TOOLS), progress)
+        tasks = TaskRunner(cache, workers, stages.installed_versions(_TOOLS), progress)
         options = preparation.build.engine_options
         engines = EngineBuilder(setting, preparation.runner, options, progress) if on_card else None
         evaluation = _Evaluation(setting, tasks, engines)
@@ -225,7 +225,7 @@ def _outcome(
         },
         "config": config.model_dump(mode="json"),
         "seeds": {"experiment": config.seed, "shift_draws": config.shift_draws},
-        "tools": stages._versions((*_TOOLS, "torch", "ray", "quantize-trt")),
+        "tools": stages.installed_versions((*_TOOLS, "torch", "ray", "quantize-trt")),
         "bootstrap": {"resamples": RESAMPLES, "confidence": CONFIDENCE},
         "score": score.figure,
         "recommendation": recommendation.model_dump(mode="json"),

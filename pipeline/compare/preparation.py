@@ -60,7 +60,7 @@ class Preparation:
     def __init__(self, config: CompareConfig, *, progress: Progress) -> None:
         self.config = config
         self.progress = progress
-        self.build = stages._Build(config, force=False, fresh=False, progress=progress)
+        self.build = stages.Build(config, force=False, fresh=False, progress=progress)
         self.runner = self.build.runner
 
     def begin(self) -> None:
