@@ -6,11 +6,12 @@ another machine gets them through Ray's object store, once per machine, and keep
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import tempfile
 import uuid
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["ray_workers"]
 
 _CONNECT_SECONDS: Final = 10.0
+_WAIT: Final = "RAY_gcs_server_port_wait_time_s"
 _RETRIES: Final = 3
 """How often a task is started again after its worker was lost."""
 
@@ -70,6 +72,8 @@ class _RayWorkers:
         self._ray = ray
         self._spread = spread
         self._function = ray.remote(num_cpus=1, max_retries=_RETRIES)(_remote)
+        known = ray.exceptions
+        self._lost = (known.WorkerCrashedError, known.NodeDiedError, known.OutOfMemoryError)
         self._store: dict[str, Any] = {}
 
     def perform(self, task: Task) -> Done:
@@ -80,12 +84,19 @@ class _RayWorkers:
         try:
             result = self._ray.get(self._function.options(name=task.label).remote(task, home, wanted))
         except self._ray.exceptions.RayTaskError as error:
+            if "failed to import on the worker" in str(error.cause):
+                raise ToolError(
+                    f"{task.label}: a worker cannot load the task: {_last_line(error.cause)}",
+                    remedy="install the same version of quantize-trt on every machine of the cluster",
+                ) from error
             raise error.cause from error
-        except self._ray.exceptions.RayError as error:
+        except self._lost as error:
             raise ToolError(
                 f"{task.label}: its worker was lost {_RETRIES + 1} times: {error}",
                 remedy="often memory: give fewer --workers; finished runs are kept",
             ) from error
+        except self._ray.exceptions.RayError as error:
+            raise ToolError(f"{task.label}: Ray failed: {error}", remedy="finished runs are kept") from error
         if isinstance(result, QuantizeError):
             raise result
         done: Done = result
@@ -102,22 +113,84 @@ def _digests(task: Task) -> set[str]:
     return {digest for files in task.files.values() for digest in files.digests}
 
 
-def _no_cluster(address: str, error: Exception) -> InputError:
-    return InputError(
-        f"no Ray cluster answers at {address!r}: {error}",
-        remedy="`ray start --head` starts one; without --address the work is done on this machine",
-    )
+def _no_cluster(address: str, error: BaseException) -> InputError:
+    words = _rays_words(error)
+    remedy = "`ray start --head` starts one; without --address the work is done on this machine"
+    if "InvalidAuthToken" in words or "authentication token" in words:
+        remedy = (
+            "the cluster wants its token: set RAY_AUTH_MODE=token and put the token that its head has in "
+            "~/.ray/auth_token into the same place here, or into RAY_AUTH_TOKEN"
+        )
+    return InputError(f"no connection to a Ray cluster at {address!r}: {words}", remedy=remedy)
+
+
+def _rays_words(error: BaseException) -> str:
+    """What Ray itself says of the first cause. It hands causes on as the text of a traceback, too."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return _last_line(error)
+
+
+def _last_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
+
+
+def _host_and_port(address: str) -> tuple[str, int] | None:
+    """None for ``auto`` and what else names no port."""
+    host, separator, port = address.removeprefix("ray://").rpartition(":")
+    return (host.strip("[]"), int(port)) if separator and port.isdigit() else None
 
 
 def _check_reachable(address: str) -> None:
     """Ray itself tries for minutes."""
-    host, separator, port = address.removeprefix("ray://").rpartition(":")
-    if not separator or not port.isdigit():
+    place = _host_and_port(address)
+    if place is None:
         return
     try:
-        socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
+        socket.create_connection(place, timeout=_CONNECT_SECONDS).close()
     except OSError as error:
         raise _no_cluster(address, error) from error
+
+
+def _on_this_machine(host: str) -> bool:
+    """One can listen at an address of this machine only."""
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as listener:
+            listener.bind(place)
+    except OSError:
+        return False
+    return True
+
+
+def _offer_token(address: str) -> None:
+    """Let Ray show the token of this account to a cluster on this machine, as it does by itself for ``auto`` alone.
+
+    A cluster that is started where ``~/.ray/auth_token`` exists asks for that token (Ray 2.60), and every local
+    ``ray.init`` leaves one there. Other machines get no token unless ``RAY_AUTH_MODE=token`` is set.
+    """
+    place = _host_and_port(address)
+    if place is None or not _on_this_machine(place[0]):
+        return
+    try:
+        from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
+    except ImportError:  # a Ray without tokens
+        return
+    maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+
+
+@contextmanager
+def _short_wait() -> Iterator[None]:
+    """Ray asks a cluster that refuses it once a second, 20 times unless told otherwise."""
+    if _WAIT in os.environ:
+        yield
+        return
+    os.environ[_WAIT] = "3"
+    try:
+        yield
+    finally:
+        del os.environ[_WAIT]
 
 
 @contextmanager
@@ -125,24 +198,31 @@ def ray_workers(count: int | None, address: str | None, progress: Progress) -> I
     """Workers on the cluster at ``address``, or on one started here for the length of the block.
 
     Raises:
-        InputError: Ray is not installed, or there is no cluster at ``address``.
+        InputError: Ray is not installed, there is no cluster at ``address``, or it does not let us in.
     """
     ray = require("ray", extra="cluster", purpose="--address" if address else "--workers")
-    if address is not None:
-        _check_reachable(address)
+    logging.getLogger("ray").setLevel(logging.ERROR)
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "error", "configure_logging": False}
     if address is None:
         options.update(num_cpus=count, include_dashboard=False)
+        waiting: AbstractContextManager[None] = nullcontext()
+    else:
+        _check_reachable(address)
+        _offer_token(address)
+        waiting = _short_wait()
     try:
-        ray.init(address=address, **options)
-    except (ConnectionError, ValueError, RuntimeError, OSError) as error:
+        with waiting:
+            ray.init(address=address or "local", **options)  # None would look for a cluster that runs here
+    except (ConnectionError, ValueError, RuntimeError, OSError, ray.exceptions.RayError) as error:
         if address is not None:
             raise _no_cluster(address, error) from error
         raise ToolError(f"Ray cannot start here: {error}", remedy="give --workers 1 to do without it") from error
     try:
         nodes = [node for node in ray.nodes() if node.get("Alive")]
         cores = int(ray.cluster_resources().get("CPU", 1))
-        workers = _RayWorkers(ray, min(count, cores) if count else cores, spread=len(nodes) > 1)
+        # A client of ray:// may sit outside the cluster.
+        spread = len(nodes) > 1 or (address or "").startswith("ray://")
+        workers = _RayWorkers(ray, min(count, cores) if count else cores, spread=spread)
         progress.note(f"Ray: {workers.count} evaluations at a time on {len(nodes)} machine(s)")
         yield workers
     finally:
