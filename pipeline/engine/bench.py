@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pipeline.config import Profile
     from pipeline.engine.cuda import Device
     from pipeline.engine.profiles import Shape
-    from pipeline.engine.runner import Request, Runner
+    from pipeline.engine.serving import Request, Serving
 
 __all__ = [
     "Candidate",
@@ -92,7 +92,7 @@ class Candidate:
     """An engine to measure under a name."""
 
     name: str
-    runner: Runner
+    runner: Serving
     cuda_graph: bool
 
 

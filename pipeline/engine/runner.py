@@ -3,15 +3,13 @@
 A :class:`Runner` keeps a pool of slots. A slot has a stream, pinned host buffers, device buffers and scratch memory,
 which its execution contexts share and which only grow; there is one context per profile, or one per shape where CUDA
 graphs are replayed, since a graph holds only as long as its context is left alone. Copies of one request overlap with
-the computation of another; results come back in order through :meth:`Runner.map`.
+the computation of another; results come back in order through :meth:`Serving.map`.
 """
 
 from __future__ import annotations
 
 import threading
 import warnings
-from collections import deque
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,98 +20,22 @@ from pipeline.core.errors import InputError, did_you_mean
 from pipeline.engine.compat import Api, load_api
 from pipeline.engine.cuda import Device, open_device
 from pipeline.engine.loading import artifact_engine, load_engine
-from pipeline.engine.profiles import Shape
+from pipeline.engine.serving import Arrays, Request, Serving
 from pipeline.engine.slot import Slot
 from pipeline.engine.tensors import EngineIO, checked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Mapping
 
     from pipeline.config import Profile
+    from pipeline.engine.profiles import Shape
     from pipeline.engine.records import EngineRecord
     from pipeline.records import TensorSpec
 
-__all__ = ["Pending", "Request", "Runner"]
-
-Arrays = dict[str, np.ndarray]
+__all__ = ["Runner"]
 
 
-class Request:
-    """A slot in use. ``inputs`` are pinned arrays to fill; the results of ``wait`` are pinned arrays too.
-
-    Both are the slot's own memory: copy what must outlive :meth:`release`.
-    """
-
-    def __init__(self, runner: Runner, slot: Slot, shapes: Mapping[str, Shape]) -> None:
-        self._runner, self._slot = runner, slot
-        self.inputs: Arrays = slot.prepare(shapes)
-
-    def copy_in(self) -> None:
-        """Enqueue the copies of the inputs to the card."""
-        with self._active() as slot:
-            slot.copy_in()
-
-    def execute(self) -> None:
-        """Enqueue the computation alone."""
-        with self._active() as slot:
-            slot.execute()
-
-    def copy_out(self) -> None:
-        """Enqueue the copies of the outputs to the host."""
-        with self._active() as slot:
-            slot.copy_out()
-
-    def submit(self) -> None:
-        """Enqueue everything and return at once."""
-        with self._active() as slot:
-            slot.copy_in()
-            slot.execute()
-            slot.copy_out()
-
-    def wait(self) -> Arrays:
-        """Wait for what was enqueued; the outputs."""
-        with self._active() as slot:
-            return slot.finish()
-
-    @property
-    def stream(self) -> Any:
-        """The slot's stream, for events of a measurement."""
-        return self._slot.stream
-
-    def release(self) -> None:
-        """Give the slot back. Safe to call twice."""
-        slot, self._slot = self._slot, None  # type: ignore[assignment]
-        if slot is not None:
-            self._runner._give_back(slot)
-
-    @contextmanager
-    def _active(self) -> Iterator[Slot]:
-        if self._slot is None:
-            raise InputError("this request was released", remedy="use a request inside its `with` block")
-        if self._runner.closed:
-            raise InputError("the runner is closed")
-        with self._runner.device.active():
-            yield self._slot
-
-
-class Pending:
-    """A request on its way, from :meth:`Runner.submit`. Its slot is free again after :meth:`result`."""
-
-    def __init__(self, request: Request) -> None:
-        self._request = request
-        self._outputs: Arrays | None = None
-
-    def result(self) -> Arrays:
-        """Wait; the outputs, in memory of their own."""
-        if self._outputs is None:
-            try:
-                self._outputs = {name: values.copy() for name, values in self._request.wait().items()}
-            finally:
-                self._request.release()
-        return self._outputs
-
-
-class Runner:
+class Runner(Serving):
     """An engine, ready to answer from any thread.
 
     Args:
@@ -146,8 +68,8 @@ class Runner:
         self.api: Api = load_api(target)
         self.device: Device = open_device(device_number)
         self.closed = False
-        self.uncaptured: dict[str, str] = {}
-        """Shapes that run without a graph although one was asked for, and why."""
+        self.in_flight = in_flight
+        self._uncaptured: dict[str, str] = {}
         self._warned: set[str] = set()
         self._free: list[Slot] = []
         self._slots: list[Slot] = []
@@ -159,13 +81,12 @@ class Runner:
                 self.io = EngineIO(self._loaded.engine, self.api)
                 for _ in range(in_flight):
                     self._slots.append(
-                        Slot(self.device, self._loaded, self.io, graphs_kept if cuda_graphs else 0, self.uncaptured)
+                        Slot(self.device, self._loaded, self.io, graphs_kept if cuda_graphs else 0, self._uncaptured)
                     )
             except BaseException:
                 self._destroy()
                 raise
-            self.device_bytes = max(0, before - self.device.free_bytes())
-            """Memory of the card that loading took: weights, scratch, without inputs and outputs."""
+            self._device_bytes = max(0, before - self.device.free_bytes())
         self._free = list(self._slots)
         self.device.users.add(self)
 
@@ -192,59 +113,15 @@ class Runner:
     def profiles(self) -> tuple[Profile, ...]:
         return self.io.profiles
 
-    @contextmanager
-    def request(self, shapes: Mapping[str, Shape]) -> Iterator[Request]:
-        """A free slot for inputs of these shapes; waits for one when all are in use.
+    @property
+    def device_bytes(self) -> int:
+        return self._device_bytes
 
-        Raises:
-            InputError: an input is unknown or missing, or no profile allows the shapes.
-        """
-        request = self.open_request(shapes)
-        try:
-            yield request
-        finally:
-            request.release()
-
-    def __call__(self, feeds: Mapping[str, np.ndarray]) -> Arrays:
-        """Run one request and wait for it."""
-        return self.submit(feeds).result()
-
-    def submit(self, feeds: Mapping[str, np.ndarray]) -> Pending:
-        """Start one request; waits only when ``in_flight`` others are on their way.
-
-        Raises:
-            InputError: a name, dtype or shape that the engine does not take; input and expectation are named.
-        """
-        arrays = self.check(feeds)
-        request = self.open_request({name: values.shape for name, values in arrays.items()})
-        try:
-            for name, values in arrays.items():
-                np.copyto(request.inputs[name], values)
-            request.submit()
-        except BaseException:
-            request.release()
-            raise
-        return Pending(request)
-
-    def map(self, stream: Iterable[Mapping[str, np.ndarray]]) -> Iterator[Arrays]:
-        """Run many requests with ``in_flight`` of them on the card; results in the order of ``stream``."""
-        waiting: deque[Pending] = deque()
-        try:
-            for feeds in stream:
-                if len(waiting) == len(self._slots):
-                    yield waiting.popleft().result()
-                waiting.append(self.submit(feeds))
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            for pending in waiting:
-                pending.result()
+    @property
+    def uncaptured(self) -> Mapping[str, str]:
+        return self._uncaptured
 
     def check(self, feeds: Mapping[str, np.ndarray]) -> Arrays:
-        """The feeds as contiguous arrays of the engine's types.
-
-        An array that is not contiguous is copied, with a warning the first time.
-        """
         names = [spec.name for spec in self.inputs]
         for name in feeds:
             if name not in names:
@@ -296,7 +173,6 @@ class Runner:
         return text
 
     def close(self) -> None:
-        """Wait for what is on the card and give all memory back. Safe to call twice."""
         with self._changed:
             if self.closed:
                 return
@@ -305,14 +181,7 @@ class Runner:
         with self.device.active():
             self._destroy()
 
-    def __enter__(self) -> Runner:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def open_request(self, shapes: Mapping[str, Shape]) -> Request:
-        """As :meth:`request`, for code that calls :meth:`Request.release` itself."""
         slot = self._take()
         try:
             with self.device.active():

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from pipeline.core.progress import Progress
     from pipeline.engine.profiles import Shape
-    from pipeline.engine.runner import Request
+    from pipeline.engine.serving import Request
 
 __all__ = ["BASELINES", "SETS", "EngineUse", "Load", "SuiteResult", "Verdict", "baseline_engine", "run_suite"]
 
