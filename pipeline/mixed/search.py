@@ -7,6 +7,7 @@
    best one is re-measured until it stays the best, three times at most).
 3. The whole network is checked on the check set at growing lengths of the path (for a target in dB: from where the
    search set promises it), then in between for the shortest length that meets the target.
+   One unit at least stays in INT8: the float network meets every target and is no answer.
 4. Restored units that turn out not to be needed go back to INT8, the most costly first.
 """
 
@@ -133,13 +134,13 @@ class _Path:
     def _next(self) -> Candidate | None:
         current = self._steps[-1]
         for _ in range(_REMEASURED):
-            if not self._waiting:
+            if len(self._waiting) < 2:  # the last one stays in INT8: without it, this is the float network
                 return None
             first = self._waiting.pop(0)
             candidate = current.restoring(*first.nodes)
             after = _noise(self._evaluator.measure(candidate))
             fresh = first.model_copy(update={"noise_before": self._noise, "noise_after": after})
-            if not self._waiting or fresh.gain_per_cost >= self._waiting[0].gain_per_cost:
+            if fresh.gain_per_cost >= self._waiting[0].gain_per_cost:
                 break
             self._waiting = sorted([*self._waiting, fresh], key=_rank)
         else:
@@ -232,7 +233,7 @@ class _Search:
         while candidate is not None and not self.hopeful(candidate):
             following = self.path.at(longer + 1)
             if following is None:
-                break  # everything is restored: the last word is the check's
+                break  # nothing more can be restored: the last word is the check's
             candidate, longer = following, longer + 1
         return candidate, longer
 
