@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator
 
+from pipeline.config import Preprocess
 from pipeline.core.errors import InputError
 from pipeline.core.files import sha256_file, write_json
 from pipeline.records import Record, TensorSpec
@@ -29,6 +30,7 @@ __all__ = [
     "WORK",
     "Artifact",
     "CalibrationRecord",
+    "DataOptions",
     "DataRecord",
     "Difference",
     "FileRecord",
@@ -64,6 +66,17 @@ class SourceRecord(Record):
     sha256: str
 
 
+class DataOptions(Record):
+    """How the data were read, so that they or others can be read in the same way."""
+
+    data: str
+    """As typed."""
+    preprocess: Preprocess | None
+    """Of images; None: arrays, or none was declared."""
+    batch_size: int
+    on_nonfinite: Literal["error", "skip"]
+
+
 class DataRecord(Record):
     """The data a build read. ``sha256`` covers the content of all of it; samples are counts."""
 
@@ -72,6 +85,8 @@ class DataRecord(Record):
     calibration_samples: int
     verification_samples: int
     held_aside: bool
+    options: DataOptions | None = None
+    """None: an artifact of a version that did not record them."""
 
 
 class CalibrationRecord(Record):

@@ -17,6 +17,7 @@ from pipeline.core.errors import InputError, did_you_mean
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from pipeline.mixed.target import Target
     from pipeline.records import TensorSpec
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "BuildConfig",
     "CalibratorConfig",
     "InputSpec",
+    "MixedConfig",
     "PlacementConfig",
     "Preprocess",
     "Profile",
@@ -169,6 +171,15 @@ class Preprocess(_Config):
     std: tuple[float, ...] = (255.0,)
     layout: Literal["nchw", "nhwc"] = "nchw"
 
+    def __str__(self) -> str:
+        """In the text form: every field that is not empty."""
+        parts = []
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            joined = ("x" if name in ("resize", "crop") else ",").join(map(str, value)) if value != () else ""
+            parts.append(f"{name}={value if isinstance(value, str) else joined}" if value != () else "")
+        return ";".join(filter(None, parts))
+
     @model_validator(mode="before")
     @classmethod
     def _from_text(cls, value: Any) -> Any:
@@ -237,6 +248,72 @@ class PlacementConfig(_Config):
     """Type of the part of the graph that stays float."""
 
 
+class MixedConfig(_Config):
+    """Automatic mixed precision: the target that the INT8 network has to meet. One of the first three starts a search.
+
+    A bare number is taken in the target's own unit, per cent or dB.
+    """
+
+    max_drop: str | None = None
+    """Largest loss of top-1 against FP32 in points, such as ``0.5%``; needs labels."""
+    min_sqnr: str | None = None
+    """Smallest SQNR at the outputs, such as ``20dB``."""
+    min_agreement: str | None = None
+    """Smallest share of samples with the arg-max of FP32, such as ``99%``."""
+    choose: int | None = Field(default=None, ge=0)
+    """Point of the finished search to build; None: the fastest that meets the target."""
+    samples: int = Field(default=32, ge=1)
+    """Calibration samples to search on."""
+    layer_times: tuple[Path, Path] | None = None
+    """Layer times of an engine with everything in INT8 and of one in float, as `quantize inspect --engine --batch --json`
+    prints them. None: multiply-accumulates stand for time."""
+
+    @field_validator("max_drop", "min_sqnr", "min_agreement", mode="before")
+    @classmethod
+    def _number(cls, value: Any) -> Any:
+        return f"{value:g}" if isinstance(value, (int, float)) and not isinstance(value, bool) else value
+
+    @model_validator(mode="after")
+    def _one_target(self) -> MixedConfig:
+        given = [_flag(kind) for kind, text in self._targets() if text is not None]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} are given; a search has one target")
+        if self.layer_times is not None and not self.wanted:
+            raise ValueError("--layer-times is for a search: give --max-drop, --min-sqnr or --min-agreement as well")
+        _ = self.target  # its own message
+        return self
+
+    def _targets(self) -> tuple[tuple[Literal["max_drop", "min_sqnr", "min_agreement"], str | None], ...]:
+        return (
+            ("max_drop", self.max_drop),
+            ("min_sqnr", self.min_sqnr),
+            ("min_agreement", self.min_agreement),
+        )
+
+    @property
+    def wanted(self) -> bool:
+        """A search, or a point of one, is asked for."""
+        return self.choose is not None or any(text is not None for _, text in self._targets())
+
+    @property
+    def target(self) -> Target | None:
+        """None: not given (with ``choose``, the search in the artifact knows it).
+
+        Raises:
+            InputError: not a number, another unit, or out of range.
+        """
+        for kind, text in self._targets():
+            if text is not None:
+                from pipeline.mixed.target import Target  # a serving machine lacks what the package imports
+
+                return Target.parse(kind, text)
+        return None
+
+
+def _flag(field: str) -> str:
+    return "--" + field.replace("_", "-")
+
+
 class BuildConfig(_Config):
     """Everything `quantize build` needs."""
 
@@ -264,6 +341,15 @@ class BuildConfig(_Config):
     engine: dict[str, Any] = Field(default_factory=dict)
     """Options of the engine builder, the fields of :class:`pipeline.engine.records.BuildOptions`."""
     placement: PlacementConfig = PlacementConfig()
+    equalise: bool = False
+    """Move the spread between an activation's channels into the weights behind it, where the float graph stays the same."""
+    mixed: MixedConfig = MixedConfig()
+
+    @model_validator(mode="after")
+    def _labels_for_top1(self) -> BuildConfig:
+        if self.mixed.max_drop is not None and self.labels is None:
+            raise ValueError("--max-drop is about top-1, which needs labels: add --labels, or use --min-sqnr")
+        return self
 
 
 def validated(kind: type[Any], values: Mapping[str, Any], *, origin: str) -> Any:

@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pipeline import artifact as layout
 from pipeline import package
-from pipeline.artifact import WORK, Artifact, CalibrationRecord, DataRecord, Manifest, SourceRecord, engine_folder
+from pipeline.artifact import (
+    WORK,
+    Artifact,
+    CalibrationRecord,
+    DataOptions,
+    DataRecord,
+    Manifest,
+    SourceRecord,
+    engine_folder,
+)
 from pipeline.config import check_profiles, validated
 from pipeline.core.errors import InputError
 from pipeline.core.files import sha256_file
@@ -392,6 +401,12 @@ class Build:
                 calibration_samples=calibration.samples,
                 verification_samples=verified.result.samples,
                 held_aside=split.held_aside,
+                options=DataOptions(
+                    data=self.config.data,
+                    preprocess=self.config.preprocess,
+                    batch_size=self.config.batch_size,
+                    on_nonfinite=self.config.on_nonfinite,
+                ),
             ),
             calibration=CalibrationRecord(
                 calibrator=calibrator.name,

@@ -19,9 +19,9 @@ _SHOWN = 10
 @click.command()
 @click.argument("artifact", type=click.Path(path_type=Path))
 @click.option("--data", required=True, help="Recent data: folder of images, .npy, .npz, or file.py:callable.")
-@click.option("--preprocess", help="Images: as in the build.")
+@click.option("--preprocess", help="Images: preset or key=value;... [as in the build].")
 @click.option("--samples", type=click.IntRange(min=1), help="Look at the first so many [all].")
-@click.option("--batch-size", type=click.IntRange(min=1), default=8, show_default=True, help="As in the build.")
+@click.option("--batch-size", type=click.IntRange(min=1), help="Samples a step of a moving average [as in the build].")
 @click.option("--limit", type=click.FloatRange(min=0, min_open=True), default=15.0, show_default=True, help="Per cent.")
 @click.option(
     "--range",
@@ -38,7 +38,7 @@ def command(
     data: str,
     preprocess: str | None,
     samples: int | None,
-    batch_size: int,
+    batch_size: int | None,
     limit: float,
     measure: Measure,
     as_json: bool,

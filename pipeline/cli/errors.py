@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("artifact", type=click.Path(path_type=Path))
 @click.option("--data", help="Folder of images, .npy, .npz or file.py:callable [the samples kept in the artifact].")
-@click.option("--preprocess", help="Images: as in the build.")
+@click.option("--preprocess", help="Images: preset or key=value;... [as in the build].")
 @click.option("--samples", type=click.IntRange(min=1), help="Measure on so many [64, or all that are labelled].")
 @click.option("--batch-size", type=click.IntRange(min=1), default=8, show_default=True, help="Samples read at a time.")
 @click.option("--labels", type=click.Path(path_type=Path), help="CSV with file,class_index or index,class_index.")

@@ -50,6 +50,8 @@ Measure: TypeAlias = Literal["percentile", "calibrator"]
 DEFAULT_LIMIT: Final = 0.15
 JUDGED_PERCENTILE: Final = 99.99
 _MIN_SAMPLES: Final = 8
+_BATCH_SIZE: Final = 8
+"""A build's default, for artifacts that do not say theirs."""
 
 
 class TensorDrift(Record):
@@ -148,7 +150,7 @@ def measure_drift(
     *,
     preprocess: Preprocess | None = None,
     samples: int | None = None,
-    batch_size: int = 8,
+    batch_size: int | None = None,
     limit: float = DEFAULT_LIMIT,
     measure: Measure = "percentile",
     progress: Progress = SILENT,
@@ -157,7 +159,8 @@ def measure_drift(
 
     Args:
         data: as ``--data`` of a build; all of it, or the first ``samples``.
-        batch_size: the calibration's own, where the calibrator is a moving average over batches.
+        preprocess: of images; None: as in the build.
+        batch_size: what a moving average sees as one step; None: as in the build.
         limit, measure: as for :func:`compare_ranges`.
 
     Raises:
@@ -166,14 +169,16 @@ def measure_drift(
     """
     import calibrators
     from pipeline import calibrate
-    from pipeline.data import batched, open_source
+    from pipeline.data import batched, open_again
 
     opened = Artifact.open(artifact)
     record = opened.manifest.calibration
     plan = _plan(opened)
     calibrated, _ = calibrators.load_statistics(opened.path(layout.CALIBRATION))
     calibrator = calibrators.get(record.calibrator, record.params)
-    source = open_source(data, opened.manifest.inputs, preprocess)
+    source = open_again(opened.manifest, data, preprocess, progress=progress)
+    options = opened.manifest.data.options
+    size = batch_size or (_BATCH_SIZE if options is None else options.batch_size)
     count = source.count(samples)
     if count < _MIN_SAMPLES:
         raise InputError(
@@ -185,7 +190,7 @@ def measure_drift(
         result = calibrate.run(
             opened.path(layout.FP32_MODEL),
             plan.tensors,
-            batched(wanted, batch_size, opened.manifest.inputs),
+            batched(wanted, size, opened.manifest.inputs),
             folder=Path(folder),
             on_nonfinite="error",
             progress=progress,

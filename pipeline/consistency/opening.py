@@ -13,13 +13,13 @@ from pipeline.consistency.distributed import Work
 from pipeline.core.errors import InputError
 from pipeline.core.files import sha256_file, sha256_json
 from pipeline.core.progress import SILENT
-from pipeline.data import open_source, split_source
+from pipeline.data import open_again, open_source, split_source
 
 if TYPE_CHECKING:
+    from pipeline.artifact import Manifest
     from pipeline.config import PlacementConfig, Preprocess, Profile
     from pipeline.core.progress import Progress
     from pipeline.placement import PlacementPlan
-    from pipeline.records import TensorSpec
 
 __all__ = ["Opened", "open_work"]
 
@@ -62,9 +62,9 @@ def open_work(
     """
     path = Path(model)
     if path.is_dir():
-        prepared, plan, inputs, wanted = _from_artifact(path)
-        samples = samples or wanted
-        source = open_source(data, inputs, preprocess)
+        prepared, plan, manifest = _from_artifact(path)
+        inputs, samples = manifest.inputs, samples or manifest.data.calibration_samples
+        source = open_again(manifest, data, preprocess, progress=progress)
         chosen = split_source(source, inputs, samples=samples, verify=None, labelled=False)
     else:
         from pipeline import export, prepare
@@ -99,7 +99,7 @@ def open_work(
     return Opened(work, plan, _model_sha256(prepared))
 
 
-def _from_artifact(folder: Path) -> tuple[Path, PlacementPlan, tuple[TensorSpec, ...], int]:
+def _from_artifact(folder: Path) -> tuple[Path, PlacementPlan, Manifest]:
     from pipeline.placement import PlacementPlan
 
     artifact = Artifact.open(folder)
@@ -113,8 +113,7 @@ def _from_artifact(folder: Path) -> tuple[Path, PlacementPlan, tuple[TensorSpec,
         raise InputError(
             f"{path} is damaged: {error}", remedy=f"`quantize verify {folder}` compares it with the manifest"
         ) from error
-    manifest = artifact.manifest
-    return artifact.path(FP32_MODEL), plan, manifest.inputs, manifest.data.calibration_samples
+    return artifact.path(FP32_MODEL), plan, artifact.manifest
 
 
 def _model_sha256(model: Path) -> str:

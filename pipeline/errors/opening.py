@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from pipeline.artifact import CALIBRATION, FP32_MODEL, INT8_MODEL, PLACEMENT, SAMPLES, Artifact
 from pipeline.core.errors import InputError
+from pipeline.core.progress import SILENT
 from pipeline.errors.graphs import Graph, float_graph
 from pipeline.errors.layers import layers_of_graph, layers_of_plan
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from pipeline.config import Preprocess
+    from pipeline.core.progress import Progress
     from pipeline.data.batching import Batch
     from pipeline.errors.layers import Layer
     from pipeline.placement.plan import PlacementPlan
@@ -94,23 +96,25 @@ def choose_data(
     samples: int | None = None,
     batch_size: int = 8,
     labels: Path | None = None,
+    progress: Progress = SILENT,
 ) -> ChosenData:
     """The samples to measure on.
 
     Without ``data``: the few kept in the artifact. Of the very data the artifact was calibrated on: those that were
-    held aside, as in the build. Of other data: all (up to ``samples``, evenly spaced).
+    held aside, as in the build. Of other data: all (up to ``samples``, evenly spaced). Images are preprocessed as
+    in the build unless ``preprocess`` says otherwise.
 
     Raises:
         InputError: as the data modules say; labels without data.
     """
-    from pipeline.data import batched, load_labels, open_source, select, split_source
+    from pipeline.data import batched, load_labels, open_again, select, split_source
 
     inputs = artifact.manifest.inputs
     if data is None:
         if labels is not None or preprocess is not None:
             raise InputError("labels and preprocessing belong to --data, and none is given", remedy="add --data")
         return _kept_samples(artifact)
-    source = open_source(data, inputs, preprocess)
+    source = open_again(artifact.manifest, data, preprocess, progress=progress)
     record = artifact.manifest.data
     known = load_labels(labels, source) if labels is not None else None
     if source.sha256() == record.sha256 and record.held_aside:

@@ -82,7 +82,9 @@ def report_artifact(
     """
     opened = open_models(folder)
     artifact = opened.artifact
-    chosen = choose_data(artifact, data, preprocess=preprocess, samples=samples, batch_size=batch_size, labels=labels)
+    chosen = choose_data(
+        artifact, data, preprocess=preprocess, samples=samples, batch_size=batch_size, labels=labels, progress=progress
+    )
     with ExitStack() as stack:
         reading = _engine_reading(opened, engine, engine_tensors, stack)
         found = measure(

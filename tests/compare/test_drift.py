@@ -182,3 +182,49 @@ def test_the_command_line(artifact: Path, tmp_path: Path) -> None:
     nothing = CliRunner().invoke(command, [str(tmp_path), "--data", recent(tmp_path, 1.0)])
     assert nothing.exit_code == 2
     assert "is no artifact" in nothing.stderr
+
+
+def test_images_are_read_as_in_the_build(tmp_path: Path) -> None:
+    """Drift and errors need no --preprocess again; an artifact that does not say asks for it."""
+    from PIL import Image
+
+    from pipeline.cli.errors import command as errors
+    from pipeline.stages import build
+
+    (tmp_path / "images").mkdir()
+    for number, pixels in enumerate(np.random.default_rng(0).integers(0, 256, (40, 8, 8, 3), np.uint8)):
+        Image.fromarray(pixels).save(tmp_path / "images" / f"{number:02d}.png")
+    done = build(
+        BuildConfig(
+            model=str(classifier(tmp_path / "model.onnx")),
+            data=str(tmp_path / "images"),
+            out=tmp_path / "artifact",
+            targets=("onnx",),
+            profiles=("x=1x3x8x8,4x3x8x8,8x3x8x8",),
+            preprocess="mean=127;std=64",
+            batch_size=4,
+        )
+    )
+    recorded = done.manifest.data.options
+    assert recorded is not None
+    assert (recorded.data, recorded.batch_size) == (str(tmp_path / "images"), 4)
+    arguments = [str(done.folder), "--data", str(tmp_path / "images")]
+    said = "images are preprocessed as in the build: interpolation=bilinear;channels=rgb;mean=127.0;std=64.0"
+    found = CliRunner().invoke(command, [*arguments, "--json"])
+    assert found.exit_code == 0, found.output
+    assert said in found.stderr
+    assert all(abs(item["change"]) < 0.15 for item in json.loads(found.stdout)["tensors"])
+    told = CliRunner().invoke(errors, [*arguments, "--json", "--out", str(tmp_path / "report")])
+    assert told.exit_code == 0, told.output
+    assert said in told.stderr
+    # An artifact of before.
+    manifest = json.loads((done.folder / "manifest.json").read_text())
+    del manifest["data"]["options"]
+    (done.folder / "manifest.json").write_text(json.dumps(manifest))
+    for which in (command, errors):
+        old = CliRunner().invoke(which, arguments)
+        assert old.exit_code == 2
+        assert "its manifest does not say how images are preprocessed" in " ".join(old.stderr.split())
+        assert "give --preprocess as in the build" in old.stderr
+    given = CliRunner().invoke(command, [*arguments, "--preprocess", "mean=127;std=64", "-q"])
+    assert given.exit_code == 0, given.output
