@@ -140,12 +140,8 @@ def _over_ranks(
 
     if flags["shard"]:
         raise InputError("--shard is for passes that are merged later; torchrun shares the batches out by itself")
-    if flags["device"] != "cpu":
-        raise InputError(
-            "under torchrun the model runs on CPUs", remedy="for several GPUs: --shard I/N in a process each"
-        )
     with rank_session(backend=flags["backend"], limit_s=flags["rank_timeout"], verbose=verbose) as group:
-        from pipeline.consistency.distributed import calibrate_ranks, check_agreement
+        from pipeline.consistency.distributed import calibrate_ranks, check_agreement, measure_on
         from pipeline.consistency.group import PREPARING
 
         group.phase("preparing the model", patience=PREPARING)
@@ -154,7 +150,9 @@ def _over_ranks(
             folder = Path(name)
             opened = _open(model, flags, folder, shown)
             check_agreement(group, opened.work, model_sha256=opened.model_sha256)
-            result = calibrate_ranks(group, opened.work, folder=folder, progress=shown)
+            result = calibrate_ranks(
+                group, opened.work, folder=folder, measure=measure_on(flags["device"]), progress=shown
+            )
             if group.rank == 0:
                 link_or_copy(result.statistics_path, out.absolute())
     return result if group.rank == 0 else None

@@ -67,6 +67,9 @@ _PARAMS = {
     "--backend", type=click.Choice(["auto", "gloo", "nccl"]), default="auto", show_default=True, help="Between ranks."
 )
 @click.option(
+    "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="Where ranks run the model."
+)
+@click.option(
     "--rank-timeout", type=float, default=25.0, show_default=True, help="Seconds a rank may go without progress."
 )
 @output_options
@@ -226,6 +229,7 @@ def _across_ranks(
     from pipeline.core.progress import SILENT
 
     with rank_session(backend=flags["backend"], limit_s=flags["rank_timeout"], verbose=verbose) as group:
+        from pipeline.consistency.distributed import measure_on
         from pipeline.consistency.group import PREPARING
         from pipeline.consistency.ranks import check_ranks
 
@@ -234,7 +238,12 @@ def _across_ranks(
         with tempfile.TemporaryDirectory(prefix="quantize-consistency-") as folder:
             opened, calibrator = _open(model, flags, Path(folder), shown)
             report = check_ranks(
-                group, opened, calibrator, tolerance=Tolerance(atol=atol, rtol=rtol or 0.0), progress=shown
+                group,
+                opened,
+                calibrator,
+                tolerance=Tolerance(atol=atol, rtol=rtol or 0.0),
+                measure=measure_on(flags["device"]),
+                progress=shown,
             )
     return report if group.rank == 0 else None
 

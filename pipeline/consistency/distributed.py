@@ -27,7 +27,7 @@ from pipeline.data import select
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from pipeline.activations import BatchStatistics
+    from pipeline.activations import NonFinite
     from pipeline.calibrate import CalibrationResult
     from pipeline.consistency.group import Group
     from pipeline.core.progress import Progress
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Measure", "Measured", "Share", "Work", "calibrate_ranks", "calibrate_share", "check_agreement", "code_sha256",
-    "measure_on_cpu", "versions",
+    "measure_on", "measure_on_cpu", "skip_or_raise", "versions",
 ]  # fmt: skip
 
 Measure: TypeAlias = "Callable[[Work, Iterator[Batch], Group, Progress], Measured]"
@@ -198,6 +198,8 @@ class Share:
     skipped: tuple[int, ...]
     seconds: float
     """Wall time of this rank's own batches."""
+    first_seconds: float
+    """Of it, until the second batch was asked for: loading the model and running the first batch. 0 without batches."""
     cpu_seconds: float
     """Processor time of this rank's own batches, all its threads together."""
     merge_seconds: float
@@ -230,7 +232,7 @@ def measure_on_cpu(work: Work, batches: Iterator[Batch], group: Group, progress:
             group.check()
             task.advance(len(found.batch.samples))
             if found.nonfinite is not None:
-                _skip_or_raise(found, work.on_nonfinite, progress)
+                skip_or_raise(found.nonfinite, found.batch.index, found.batch.samples, work.on_nonfinite, progress)
                 measured.skipped.append(found.batch.index)
                 continue
             for name, statistics in found.statistics.items():
@@ -257,7 +259,8 @@ def calibrate_share(
     """
     start, cpu = time.perf_counter(), time.process_time()
     seen: list[tuple[int, str]] = []
-    measured = measure(work, _ticking(group, work, seen), group, progress)
+    asked: list[float] = []
+    measured = measure(work, _ticking(group, work, seen, asked), group, progress)
     finished, cpu = time.perf_counter(), time.process_time() - cpu
     group.phase("comparing what was calibrated")
     if work.source.length is None:
@@ -280,18 +283,26 @@ def calibrate_share(
         batches=tuple(sorted(figures["batches"])),
         skipped=tuple(sorted(figures["skipped"])),
         seconds=finished - start,
+        first_seconds=asked[1] - start if len(asked) > 1 else 0.0,
         cpu_seconds=cpu,
         merge_seconds=done - finished,
     )
 
 
-def _skip_or_raise(found: BatchStatistics, on_nonfinite: str, progress: Progress) -> None:
-    bad, batch = found.nonfinite, found.batch
-    if bad is None:
-        return
+def measure_on(device: str) -> Measure:
+    """How a rank measures on ``device``: ``cpu``, or ``cuda`` for the GPU with its local number."""
+    if device == "cpu":
+        return measure_on_cpu
+    from pipeline.consistency.cuda import measure_on_cuda
+
+    return measure_on_cuda
+
+
+def skip_or_raise(bad: NonFinite, index: int, samples: Sequence[int], on_nonfinite: str, progress: Progress) -> None:
+    """A batch with NaN or infinity: raise :class:`InputError`, or warn that it is left out."""
     text = (
-        f"tensor {bad.tensor!r} has {bad.nans} NaN and {bad.infs} infinite values in batch {batch.index} "
-        f"(samples {batch.samples[0]} to {batch.samples[-1]})"
+        f"tensor {bad.tensor!r} has {bad.nans} NaN and {bad.infs} infinite values in batch {index} "
+        f"(samples {samples[0]} to {samples[-1]})"
     )
     if on_nonfinite == "error":
         raise InputError(text, remedy="mend the data or the model, or leave such batches out with --on-nonfinite skip")
@@ -309,8 +320,13 @@ def _gathered(group: Group, figures: dict[str, Any]) -> dict[str, Any]:
     return whole
 
 
-def _ticking(group: Group, work: Work, seen: list[tuple[int, str]]) -> Iterator[Batch]:
-    """This rank's batches. Each is a sign of progress, and the place where the rank learns that the run has ended."""
+def _ticking(group: Group, work: Work, seen: list[tuple[int, str]], asked: list[float]) -> Iterator[Batch]:
+    """This rank's batches. Each is a sign of progress, and the place where the rank learns that the run has ended.
+
+    Args:
+        seen: gets the content of a user callable's samples.
+        asked: gets the times when a batch was asked for, one more than there are batches.
+    """
     watch = None
     if work.source.length is None:  # only what a callable yields in this rank tells whether it is the same everywhere
 
@@ -318,6 +334,7 @@ def _ticking(group: Group, work: Work, seen: list[tuple[int, str]]) -> Iterator[
             seen.append((number, sample_digest(sample)))
 
     group.phase("loading the model and the first batch")
+    asked.append(time.perf_counter())
     for batch in rank_batches(
         work.source,
         work.samples,
@@ -330,6 +347,7 @@ def _ticking(group: Group, work: Work, seen: list[tuple[int, str]]) -> Iterator[
     ):
         group.phase(f"batch {batch.index}")
         yield batch
+        asked.append(time.perf_counter())
     group.phase("finishing its batches")
 
 

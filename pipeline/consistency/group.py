@@ -61,7 +61,7 @@ class Group:
         on_stuck: called when the run has ended and this process's main thread does not return, because it is inside a
             call that nothing can interrupt. Must end the process.
         """
-        self.rank, self.size = launch.rank, launch.size
+        self.rank, self.size, self.local_rank = launch.rank, launch.size, launch.local_rank
         self.peers: tuple[Peer, ...] = ()
         self.activity = Activity()
         self._launch, self._limit_s, self._on_stuck = launch, limit_s, on_stuck

@@ -42,6 +42,8 @@ class RanksReport(Record):
     samples: int
     seconds: tuple[float, ...]
     """Wall time of each rank's batches."""
+    first_seconds: tuple[float, ...]
+    """Of it, for loading the model and running the first batch."""
     cpu_seconds: tuple[float, ...]
     """Processor time of each rank's batches, all its threads together."""
     merge_seconds: float
@@ -87,7 +89,7 @@ def check_ranks(
     check_same(group, "merged scales", context.digest)
     times = [
         np.frombuffer(data).tolist()
-        for data in group.all_gather(np.array([share.seconds, share.cpu_seconds]).tobytes())
+        for data in group.all_gather(np.array([share.seconds, share.first_seconds, share.cpu_seconds]).tobytes())
     ]
     scenarios = []
     if same is not None:
@@ -118,8 +120,9 @@ def check_ranks(
         shard=work.shard,
         batches=len(share.batches),
         samples=share.samples,
-        seconds=tuple(seconds for seconds, _ in times),
-        cpu_seconds=tuple(seconds for _, seconds in times),
+        seconds=tuple(whole for whole, _, _ in times),
+        first_seconds=tuple(first for _, first, _ in times),
+        cpu_seconds=tuple(cpu for _, _, cpu in times),
         merge_seconds=share.merge_seconds,
         statistics=digest_statistics(share.merged),
         digest=context.digest,

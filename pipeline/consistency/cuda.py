@@ -1,0 +1,51 @@
+"""A rank's own batches on its own GPU: float model and statistics stay there (:mod:`pipeline.activations_cuda`)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pipeline.consistency.distributed import Measured, skip_or_raise
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pipeline.consistency.distributed import Work
+    from pipeline.consistency.group import Group
+    from pipeline.core.progress import Progress
+    from pipeline.data import Batch
+
+__all__ = ["measure_on_cuda"]
+
+
+def measure_on_cuda(work: Work, batches: Iterator[Batch], group: Group, progress: Progress) -> Measured:
+    """Run the float model over ``batches`` on the GPU with this rank's local number.
+
+    The statistics are the same bits as the CPU's for the same activations; the activations of GPU and CPU differ by
+    rounding.
+
+    Raises:
+        InputError: a tensor of another type than float32 or float16; a NaN or infinity in an activation.
+        ToolError: no PyCUDA, no device, no CUDA provider in onnxruntime, or it fails on the model.
+    """
+    from pipeline.activations import NonFinite
+    from pipeline.activations_cuda import CudaActivationPass
+
+    queued: list[tuple[int, tuple[int, ...]]] = []
+    with CudaActivationPass(
+        work.model, work.tensors, skip_nonfinite=work.on_nonfinite == "skip", device=group.local_rank
+    ) as passes:
+        with progress.task("calibrating this rank's batches", total=None, unit="samples") as task:
+            for batch in passes(batches):
+                group.check()
+                task.advance(len(batch.samples))
+                queued.append((batch.index, tuple(batch.samples)))
+        bad = {index: NonFinite(name, nans, infs) for index, name, nans, infs in passes.nonfinite()}
+        measured = Measured(passes.collect())
+    for index, samples in queued:
+        if index in bad:
+            skip_or_raise(bad[index], index, samples, work.on_nonfinite, progress)
+            measured.skipped.append(index)
+        else:
+            measured.batches.append(index)
+            measured.samples += len(samples)
+    return measured
