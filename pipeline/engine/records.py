@@ -14,6 +14,10 @@ __all__ = ["DEFAULT_OPTIONS", "BuildOptions", "DeviceInfo", "EngineRecord", "Lay
 
 PLAN_FILE = "model.plan"
 BUILD_FILE = "build.json"
+FLOAT_PLAN_FILE = "float.plan"
+"""Beside the INT8 plan, for the profiles where it was measured to be faster (:mod:`pipeline.engine.fastest`)."""
+FLOAT_RECORD_FILE = "float.json"
+FASTEST_FILE = "fastest.json"
 LAYERS_FILE = "layers.json"
 """The engine inspector's words, beside the plan where the engine could be loaded."""
 

@@ -15,7 +15,8 @@ from pipeline.artifact import Artifact
 from pipeline.config import Profile
 from pipeline.core.errors import CheckFailed, InputError, ToolError
 from pipeline.engine import from_artifact
-from pipeline.engine.from_artifact import build_from_artifact, check_outputs, fit_samples
+from pipeline.engine.from_artifact import build_from_artifact
+from pipeline.engine.recorded import check_outputs, fit_samples
 from pipeline.engine.records import BuildOptions, EngineRecord
 from pipeline.engine.runner import Runner
 from tests.engine.artifacts import PROFILE, FakeBuilder, make_artifact
