@@ -66,6 +66,8 @@ class Measurement(Record):
     """Mean of each round, enqueued without events between the runs: their range is the noise."""
     captured: bool
     """Whether a CUDA graph was replayed."""
+    plan: Literal["int8", "float"] | None = None
+    """Of an artifact with two plans, the one that ran; None where there is one."""
 
 
 class Overlap(Record):
@@ -190,6 +192,7 @@ def measure_compute(
                 runs=len(every),
                 rounds_ms=rounds_ms,
                 captured=candidate.cuda_graph and str(dict(shapes)) not in candidate.runner.uncaptured,
+                plan=candidate.runner.plan_for(shapes),
             )
         )
     return results

@@ -92,7 +92,9 @@ class Runner(Serving):
 
     @classmethod
     def from_artifact(cls, folder: Path, *, target: str = "tensorrt", **options: Any) -> Runner:
-        """The engine of an artifact, which must be unchanged since it was written.
+        """The INT8 engine of an artifact, which must be unchanged since it was written.
+
+        :func:`pipeline.engine.dispatch.serve` uses a float plan beside it too.
 
         Raises:
             InputError: no such artifact or engine, or one for another card or version.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 
@@ -146,6 +146,10 @@ class Serving(ABC):
     @abstractmethod
     def close(self) -> None:
         """Wait for what is on the card and give all memory back. Safe to call twice."""
+
+    def plan_for(self, shapes: Mapping[str, Shape]) -> Literal["int8", "float"] | None:
+        """Which of two plans answers requests of ``shapes``; None where there is one."""
+        return None
 
     @contextmanager
     def request(self, shapes: Mapping[str, Shape]) -> Iterator[Request]:

@@ -6,6 +6,8 @@ import random
 import time
 from collections import deque
 from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -30,6 +32,8 @@ from pipeline.engine.bench import (
 from pipeline.engine.builder import build_engine
 from pipeline.engine.compat import load_api
 from pipeline.engine.device import describe_device
+from pipeline.engine.dispatch import float_engine, open_runner
+from pipeline.engine.fastest import ProfileChoice
 from pipeline.engine.loading import artifact_engine
 from pipeline.engine.records import BUILD_FILE, PLAN_FILE, BuildOptions, DeviceInfo, EngineRecord
 from pipeline.engine.runner import Runner
@@ -37,11 +41,11 @@ from pipeline.engine.timing_cache import default_folder
 from pipeline.records import Record
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from pipeline.core.progress import Progress
     from pipeline.engine.profiles import Shape
-    from pipeline.engine.serving import Request
+    from pipeline.engine.serving import Request, Serving
 
 __all__ = ["BASELINES", "SETS", "EngineUse", "Load", "SuiteResult", "Verdict", "baseline_engine", "run_suite"]
 
@@ -59,6 +63,9 @@ class EngineUse(Record):
     device_bytes: int
     """Memory of the card that loading took."""
     build_seconds: float
+    choices: tuple[ProfileChoice, ...] = ()
+    """Of an artifact with an INT8 and a float plan: which one serves which profile. The figures above are the sums of
+    both then."""
 
 
 class Verdict(Record):
@@ -111,6 +118,8 @@ def run_suite(
 ) -> SuiteResult:
     """Measure each artifact's engine, with and without CUDA graphs, and its FP32 model's baselines beside it.
 
+    An artifact with a float plan is measured as :func:`pipeline.engine.dispatch.serve` serves it, and called "fastest".
+
     Args:
         against: ``fp32``, ``fp16``, ``implicit``: built from the artifact's own FP32 model, and kept in ``cache``.
         sets: ``warm``: one batch size after another; ``load``: changing sizes, several requests at a time; ``edge``:
@@ -127,24 +136,21 @@ def run_suite(
                 raise InputError(f"{word!r} is unknown here; known: {', '.join(known)}")
     device, api = describe_device(), load_api(target)
     opened = [Artifact.open(folder) for folder in artifacts]
-    engines = [
-        (name, *found) for artifact in opened for name, found in _engines(artifact, target, against, cache, progress)
-    ]
+    engines = [engine for artifact in opened for engine in _engines(artifact, target, against, cache, progress)]
     samples = _samples(opened[0])
     with ExitStack() as stack:
         candidates, uses = [], []
-        for name, plan, record in engines:
+        for engine in engines:
             for graph in (False, True):
-                runner = stack.enter_context(
-                    Runner(plan, target=target, record=record, cuda_graphs=graph, in_flight=in_flight)
-                )
-                candidates.append(Candidate(name, runner, graph))
+                runner = stack.enter_context(engine.open(cuda_graphs=graph, in_flight=in_flight))
+                candidates.append(Candidate(engine.name, runner, graph))
             uses.append(
                 EngineUse(
-                    name=name,
-                    plan_bytes=record.plan_bytes,
+                    name=engine.name,
+                    plan_bytes=sum(record.plan_bytes for record in engine.records),
                     device_bytes=runner.device_bytes,
-                    build_seconds=record.build_seconds,
+                    build_seconds=sum(record.build_seconds for record in engine.records),
+                    choices=engine.choices,
                 )
             )
         if device is None:  # the runners have refused before
@@ -174,19 +180,37 @@ def run_suite(
         edge=tuple(edge),
         load=tuple(load),
         overlap=tuple(overlap),
-        verdicts=verdicts(warm, reference=engines[0][0]),
+        verdicts=verdicts(warm, reference=engines[0].name),
     )
+
+
+@dataclass(frozen=True)
+class _Engine:
+    """What is measured under one name."""
+
+    name: str
+    records: tuple[EngineRecord, ...]
+    """Of its plan, or of its INT8 and its float plan."""
+    open: Callable[..., Serving]
+    choices: tuple[ProfileChoice, ...] = ()
 
 
 def _engines(
     artifact: Artifact, target: str, against: Sequence[str], cache: Path | None, progress: Progress
-) -> list[tuple[str, tuple[Path, EngineRecord]]]:
+) -> list[_Engine]:
+    """The artifact as it serves, and its baselines."""
     name = artifact.manifest.name
-    found = [(f"{name} int8", artifact_engine(artifact, target))]
-    profiles = found[0][1][1].profiles
+    _, record = artifact_engine(artifact, target)
+    serves = partial(open_runner, artifact, target)
+    found = float_engine(artifact, target)
+    if found is None:
+        engines = [_Engine(f"{name} int8", (record,), serves)]
+    else:
+        engines = [_Engine(f"{name} fastest", (record, found[1]), serves, found[2].choices)]
     for kind in against:
-        found.append((f"{name} {kind}", baseline_engine(artifact, kind, target, profiles, cache, progress)))
-    return found
+        plan, built = baseline_engine(artifact, kind, target, record.profiles, cache, progress)
+        engines.append(_Engine(f"{name} {kind}", (built,), partial(Runner, plan, target=target, record=built)))
+    return engines
 
 
 def baseline_engine(
