@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from pipeline.cli.choices import choices_table
 from pipeline.cli.common import console, make_progress, output_options, print_json, user_errors
 
 if TYPE_CHECKING:
@@ -55,7 +56,10 @@ def command(
     quiet: bool,
     verbose: bool,
 ) -> None:
-    """Measure the engines of ARTIFACTS: time, launch overhead, throughput with copies, with and without CUDA graphs."""
+    """Measure the engines of ARTIFACTS: time, launch overhead, throughput with copies, with and without CUDA graphs.
+
+    An artifact built with --fastest is measured as it serves: each shape by the plan that was chosen for it.
+    """
     from pipeline.engine.suite import run_suite
 
     result = run_suite(
@@ -97,6 +101,9 @@ def show(result: SuiteResult) -> None:
         out.print(_overlap(result))
     if result.engines:
         out.print(_engines(result))
+    for engine in result.engines:
+        if engine.choices:
+            out.print(choices_table(f"{engine.name}: which plan serves which profile", engine.choices))
     for verdict in result.verdicts:
         graph = "with" if verdict.cuda_graph else "without"
         claim = (
@@ -122,13 +129,15 @@ def _table(title: str, left: Sequence[str], right: Sequence[str]) -> Table:
 
 def _measurements(title: str, found: Sequence[Measurement]) -> Table:
     columns = ("batch", "P50 ms", "P90", "P99", "samples/s", "latency P50 ms", "launch us", "noise")
-    table = _table(title, ("engine", "graph"), columns)
+    plans = ("plan",) if any(m.plan for m in found) else ()
+    table = _table(title, ("engine", *plans, "graph"), columns)
     for m in sorted(found, key=lambda m: (m.batch, m.name, m.cuda_graph)):
         noise = (max(m.rounds_ms) - min(m.rounds_ms)) / min(m.rounds_ms)
         graph = ("yes" if m.captured else "not captured") if m.cuda_graph else "no"
         times = (f"{value:.3f}" for value in (m.p50_ms, m.p90_ms, m.p99_ms))
         table.add_row(
             m.name,
+            *((m.plan or "",) if plans else ()),
             graph,
             str(m.batch),
             *times,

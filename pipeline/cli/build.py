@@ -9,6 +9,7 @@ import click
 
 from pipeline.cli.common import console, make_progress, output_options, print_json, user_errors
 from pipeline.cli.engine_options import engine_options, options_from
+from pipeline.core.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -83,19 +84,36 @@ _PARAM_NAMES = {"ema_alpha": "alpha", "ema_decay": "decay"}
     type=click.Path(path_type=Path),
     help="Build the engine of a finished artifact on the machine that serves it, and add it; needs TensorRT alone.",
 )
+@click.option(
+    "--fastest",
+    is_flag=True,
+    help="With --from: keep an FP16 plan for the profiles where it is measured to be faster than INT8.",
+)
 @click.option("--force", is_flag=True, help="Replace the artifact of another model.")
 @click.option("--fresh", is_flag=True, help="Run every stage again, take nothing from an earlier run.")
 @output_options
 @user_errors
 def command(
-    as_json: bool, quiet: bool, verbose: bool, force: bool, fresh: bool, artifact: Path | None, **flags: Any
+    as_json: bool,
+    quiet: bool,
+    verbose: bool,
+    force: bool,
+    fresh: bool,
+    artifact: Path | None,
+    fastest: bool,
+    **flags: Any,
 ) -> None:
     """Take MODEL (.onnx, package.module:callable, file.py:callable) and calibration data to a verified artifact."""
     progress = make_progress(quiet=quiet, verbose=verbose)
     engine = options_from(flags)
     if artifact is not None:
-        _compile(artifact, engine, flags, progress, as_json=as_json)
+        _compile(artifact, engine, flags, progress, fastest=fastest, as_json=as_json)
         return
+    if fastest:
+        raise InputError(
+            "--fastest measures on the machine that serves: it goes with --from",
+            remedy="build the artifact first, then: quantize build --from ARTIFACT --target tensorrt --fastest",
+        )
 
     from pipeline.config import BuildConfig, load_config, validated
     from pipeline.stages import build
@@ -112,11 +130,10 @@ def command(
 
 
 def _compile(
-    artifact: Path, options: BuildOptions, flags: dict[str, Any], progress: Progress, *, as_json: bool
+    artifact: Path, options: BuildOptions, flags: dict[str, Any], progress: Progress, *, fastest: bool, as_json: bool
 ) -> None:
     """``--from``: imports nothing that a serving machine lacks."""
     from pipeline.config import Profile
-    from pipeline.core.errors import InputError
     from pipeline.engine.from_artifact import build_from_artifact
 
     other = [key for key, value in flags.items() if value not in (None, ()) and key not in ("profiles", "targets")]
@@ -131,7 +148,9 @@ def _compile(
         raise InputError(f"--profile: {error}") from error
     results = []
     for target in flags["targets"] or ("tensorrt",):
-        result = build_from_artifact(artifact, target=target, options=options, profiles=profiles, progress=progress)
+        result = build_from_artifact(
+            artifact, target=target, options=options, profiles=profiles, fastest=fastest, progress=progress
+        )
         results.append(result.model_dump(mode="json"))
         if not as_json:
             record, check = result.engine, result.check
@@ -139,14 +158,14 @@ def _compile(
             if check is not None:
                 found = f"outputs within {max(check.relative_l2.values(), default=0.0):.2g} of the recorded ones"
             click.echo(f"{target}: {record.plan_bytes / 1e6:.1f} MB in {record.build_seconds:.1f} s, {found}")
+            for choice in result.fastest.choices if result.fastest is not None else ():
+                click.echo(f"  {choice}")
     if as_json:
         print_json(results)
 
 
 def _merge(values: dict[str, Any], flags: dict[str, Any], origin: str) -> dict[str, Any]:
     """The file's values with the given flags laid over them."""
-    from pipeline.core.errors import InputError
-
     merged = dict(values)
     given = {key: value for key, value in flags.items() if key != "config" and value not in (None, (), {})}
     placement = {key: given.pop(key) for key in ("include", "exclude", "rules_off", "precision") if key in given}

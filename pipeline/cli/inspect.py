@@ -39,6 +39,8 @@ def command(
     out.print(summary_table(opened.manifest))
     if opened.manifest.targets:
         out.print(targets_table(opened.manifest))
+    for table in choices_tables(opened.manifest):
+        out.print(table)
     out.print(files_table(opened.manifest))
     if scales:
         out.print(scales_table(opened))
@@ -125,6 +127,18 @@ def targets_table(manifest: Manifest) -> Table:
             str(record.get("built_on") or ""),
         )
     return table
+
+
+def choices_tables(manifest: Manifest) -> list[Table]:
+    """Of each target that was built with --fastest: what was measured, and which plan serves which profile."""
+    from pipeline.cli.choices import choices_table
+    from pipeline.engine.fastest import Fastest
+
+    return [
+        choices_table(f"{name}: which plan serves which profile", Fastest.model_validate(record["fastest"]).choices)
+        for name, record in sorted(manifest.targets.items())
+        if "fastest" in record
+    ]
 
 
 def files_table(manifest: Manifest) -> Table:

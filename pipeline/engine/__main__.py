@@ -19,11 +19,16 @@ def main() -> int:
     parser.add_argument("--target", choices=("tensorrt", "rtx"), default="tensorrt")
     parser.add_argument("--profile", action="append", default=[], help="NAME=MIN,OPT,MAX[;...] [those of the artifact]")
     parser.add_argument("--fp16", action="store_true", help="TensorRT <= 10: FP16 kernels for the rest")
+    parser.add_argument("--fastest", action="store_true", help="keep an FP16 plan for the profiles where it is faster")
     options = parser.parse_args()
     try:
         profiles = [Profile.parse(text) for text in options.profile]
         built = build_from_artifact(
-            options.artifact, target=options.target, options=BuildOptions(fp16=options.fp16), profiles=profiles
+            options.artifact,
+            target=options.target,
+            options=BuildOptions(fp16=options.fp16),
+            profiles=profiles,
+            fastest=options.fastest,
         )
     except (QuantizeError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)

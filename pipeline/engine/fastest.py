@@ -59,6 +59,14 @@ class ProfileChoice(Record):
     """Of float against INT8. Not measured: another profile has the same optimum and serves it."""
     chosen: Literal["int8", "float"]
 
+    def __str__(self) -> str:
+        if self.int8_ms is None or self.float_ms is None:
+            return f"profile {self.profile}: another profile serves its optimum; it stays INT8"
+        return (
+            f"profile {self.profile}: INT8 {self.int8_ms:.4f} ms, float {self.float_ms:.4f} ms: float is "
+            f"{self.verdict}; {'float' if self.chosen == 'float' else 'INT8'} serves it"
+        )
+
 
 class Fastest(Record):
     """The choice for each profile of an engine, in the engine's order."""
@@ -190,7 +198,7 @@ class FloatBuild:
                     measured |= self._measure(int8, plan, record, winners, recorded.feeds)
                     fastest = Fastest(choices=decide(int8.profiles, measured))
             for choice in fastest.choices:
-                self.progress.note(_words(choice))
+                self.progress.note(str(choice))
             if fastest.float_profiles:
                 fastest = fastest.model_copy(update={"check": self._check(plan, record, recorded)})
                 with explain_os_errors(self.folder):
@@ -241,12 +249,3 @@ class FloatBuild:
                     f"the float plan: {error.message}",
                     remedy="nothing was added; leave --fastest out: the INT8 engine had passed its check",
                 ) from error
-
-
-def _words(choice: ProfileChoice) -> str:
-    if choice.int8_ms is None or choice.float_ms is None:
-        return f"profile {choice.profile}: another profile serves its optimum, it stays INT8"
-    return (
-        f"profile {choice.profile}: INT8 {choice.int8_ms:.4f} ms, float {choice.float_ms:.4f} ms: float is "
-        f"{choice.verdict}, {choice.chosen} serves"
-    )
