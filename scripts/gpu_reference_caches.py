@@ -24,7 +24,14 @@ MEAN, STD = 127, 128  # EfficientNet-Lite
 LEGACY_QUANTILE, LEGACY_CUTOFF = 0.999, 0.5
 
 
-def _calibrator(trt: Any, algorithm: str, images: np.ndarray[Any, np.dtype[np.float32]], batch: int, path: Path) -> Any:
+def normalised(images: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """float32, same shape."""
+    return np.asarray((images.astype(np.float32) - np.float32(MEAN)) / np.float32(STD), np.float32)
+
+
+def _calibrator(
+    trt: Any, algorithm: str, images: np.ndarray[Any, np.dtype[np.float32]], batch: int, path: Path, verbose: bool
+) -> Any:
     import pycuda.autoprimaryctx  # noqa: F401
     import pycuda.driver as cuda
 
@@ -45,6 +52,8 @@ def _calibrator(trt: Any, algorithm: str, images: np.ndarray[Any, np.dtype[np.fl
             return batch
 
         def get_batch(self, names: list[str]) -> list[int] | None:
+            if verbose:
+                print(f"{algorithm}: batch {self.position // batch}", flush=True)
             if self.position + batch > len(images):
                 return None
             cuda.memcpy_htod(self.device, np.ascontiguousarray(images[self.position : self.position + batch]))
@@ -65,21 +74,23 @@ def _calibrator(trt: Any, algorithm: str, images: np.ndarray[Any, np.dtype[np.fl
             return LEGACY_CUTOFF
 
         def read_histogram_cache(self, *_: Any) -> None:
-            return None
+            if verbose:
+                print(f"{algorithm}: asked for a histogram cache", flush=True)
 
         def write_histogram_cache(self, *_: Any) -> None:
-            return None
+            if verbose:
+                print(f"{algorithm}: histograms done", flush=True)
 
     return Calibrator()
 
 
-def calibrate(model: Path, images_path: Path, algorithm: str, batch: int, path: Path) -> None:
+def calibrate(model: Path, images_path: Path, algorithm: str, batch: int, path: Path, verbose: bool) -> None:
     """Build far enough that TensorRT writes the calibration cache to ``path`` (the process then ends)."""
     import tensorrt as trt
 
-    images = (np.load(images_path).astype(np.float32) - np.float32(MEAN)) / np.float32(STD)
+    images = normalised(np.load(images_path))
     images = images[: len(images) // batch * batch]
-    logger = trt.Logger(trt.Logger.WARNING)
+    logger = trt.Logger(trt.Logger.VERBOSE if verbose else trt.Logger.WARNING)
     builder = trt.Builder(logger)
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.EXPLICIT_BATCH))
     parser = trt.OnnxParser(network, logger)
@@ -88,7 +99,7 @@ def calibrate(model: Path, images_path: Path, algorithm: str, batch: int, path: 
     config = builder.create_builder_config()
     config.set_flag(trt.BuilderFlag.INT8)
     config.builder_optimization_level = 0
-    config.int8_calibrator = _calibrator(trt, algorithm, images, batch, path)
+    config.int8_calibrator = _calibrator(trt, algorithm, images, batch, path, verbose)
     profile = builder.create_optimization_profile()
     shape = (batch, *images.shape[1:])
     profile.set_shape(network.get_input(0).name, shape, shape, shape)
@@ -105,6 +116,8 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--batch", type=int, action="append")
     parser.add_argument("--algorithm", choices=ALGORITHMS, action="append")
+    parser.add_argument("--limit-s", type=float, help="a calibrator that takes longer is ended")
+    parser.add_argument("--verbose", action="store_true", help="print each call and TensorRT's own words")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     for algorithm in options.algorithm or ALGORITHMS:
@@ -112,10 +125,13 @@ def main() -> None:
             path = options.out / f"{algorithm}-batch{batch}.cache"
             start = time.monotonic()
             child = multiprocessing.get_context("spawn").Process(
-                target=calibrate, args=(options.model, options.images, algorithm, batch, path)
+                target=calibrate, args=(options.model, options.images, algorithm, batch, path, options.verbose)
             )
             child.start()
-            child.join()
+            child.join(options.limit_s)
+            if child.is_alive():
+                child.kill()
+                child.join()
             lines = len(path.read_text().splitlines()) - 1 if path.exists() else 0
             print(
                 f"{path.name}: {lines} tensors, {time.monotonic() - start:.1f} s, exit code {child.exitcode}",
