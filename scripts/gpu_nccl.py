@@ -1,21 +1,26 @@
 #!/usr/bin/env python3
-"""Calibration over GPUs with NCCL: the same bits on every rank, on one GPU and on the CPU, and what faults do.
+"""Calibration over GPUs with NCCL: the same bits on every rank and on one GPU, near the CPU's, and what faults do.
 
-    gpu_nccl.py pack --out .gpu/nccl                   here: EfficientNet-Lite0 and photographs, a few MB
-    gpu_nccl.py inputs --from .gpu/nccl --at DIR       there: the data as one array, ResNet-50 with seeded weights
-    gpu_nccl.py measure --at DIR --model NAME --out F  there, under torchrun: one run; writes F.json in rank 0
-    gpu_nccl.py report --runs DIR --out OUT            there: nccl.md and nccl.json
+    gpu_nccl.py pack --out .gpu/nccl               here: EfficientNet-Lite0 and photographs, 27 MB
+    gpu_nccl.py images --from .gpu/nccl --at DIR   there: the calibration data as one array, and wrong ones
+    gpu_nccl.py models --from .gpu/nccl --at DIR   there: ResNet-50 with seeded weights; both models as calibrated
+    gpu_nccl.py ranks --at DIR                     there, under torchrun: `quantize calibrate`, `quantize consistency`
+    gpu_nccl.py cpu --at DIR                       there: the same calibration on the CPU
+    gpu_nccl.py fault --kind KIND --at DIR         there, under torchrun: a run that is broken in rank 1
+    gpu_nccl.py compare --at DIR                   there: `quantize consistency` over what these have written
+    gpu_nccl.py report --at DIR --out OUT          there: nccl.md and nccl.json of all that is finished
 
-scripts/gpu_nccl.sh does all of it there. The float model runs on the GPU, in onnxruntime's CUDA provider where it is
-installed and otherwise operator by operator in PyTorch; its activations stay there and are binned by the kernels of
-``plugins/statistics.cu``. Convolution algorithms are chosen without timing them and TF32 is off, so that a batch gives
-the same bits on every GPU of a kind.
+scripts/gpu_nccl.sh does all of it there; it can do so on CPUs over gloo, too.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import io
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -32,201 +37,20 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 MODELS = ("efficientnet-lite0", "resnet50")
+CALIBRATORS = ("entropy", "minmax", "percentile")
 SIDE = 224
-FEW = 256
+BATCH = 32
+FEW, FEW_BATCH = 256, 16
 """Samples of the runs that are broken."""
+BITS_BATCHES = 3
+"""Batches that each GPU's kernels and the CPU bin both."""
+PROFILE = f"x=1x3x{SIDE}x{SIDE},8x3x{SIDE}x{SIDE},64x3x{SIDE}x{SIDE}"
+DRIFT_RTOL = 0.01
+"""GPU and CPU round activations differently: this is what their scales are compared by."""
 
-
-class TorchModel:
-    """The operators of prepared convolution networks, in PyTorch on the GPU, one by one."""
-
-    name = "PyTorch"
-
-    def __init__(self, path: Path, device: str, tensors: tuple[str, ...]) -> None:
-        import onnx
-        import torch
-        from onnx import numpy_helper
-
-        torch.backends.cudnn.deterministic = True
-        torch.backends.cudnn.benchmark = False
-        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
-        graph = onnx.load(path).graph
-        self._torch, self._device, self._tensors = torch, device, tensors
-        value_of = onnx.helper.get_attribute_value
-        self._nodes = [
-            (node.op_type, list(node.input), node.output[0], {each.name: value_of(each) for each in node.attribute})
-            for node in graph.node
-        ]
-        arrays = {init.name: numpy_helper.to_array(init) for init in graph.initializer}
-        self._weights = {name: torch.from_numpy(array.copy()).to(device) for name, array in arrays.items()}
-        self._shapes = {name: array.tolist() for name, array in arrays.items() if array.dtype == np.int64}
-
-    def __call__(self, feeds: dict[str, np.ndarray]) -> list[Any]:
-        """The tensors, on the GPU and finished."""
-        torch = self._torch
-        values = dict(self._weights)
-        values.update({name: torch.from_numpy(array).to(self._device) for name, array in feeds.items()})
-        with torch.inference_mode():
-            for op, inputs, output, attributes in self._nodes:
-                values[output] = self._run(op, [values.get(name) for name in inputs], inputs, attributes)
-        if self._device != "cpu":
-            torch.cuda.synchronize(self._device)
-        return [values[name].contiguous() for name in self._tensors]
-
-    def _run(self, op: str, x: list[Any], names: list[str], a: dict[str, Any]) -> Any:
-        functional = self._torch.nn.functional
-        if op in ("Conv", "MaxPool"):
-            top, left, bottom, right = a.get("pads", [0, 0, 0, 0])
-            fill = 0.0 if op == "Conv" else float("-inf")
-            padded = (
-                functional.pad(x[0], (left, right, top, bottom), value=fill)
-                if any((top, left, bottom, right))
-                else x[0]
-            )
-            if op == "MaxPool":
-                return functional.max_pool2d(padded, a["kernel_shape"], a.get("strides"))
-            bias = x[2] if len(x) > 2 else None
-            return functional.conv2d(
-                padded, x[1], bias, a.get("strides", 1), 0, a.get("dilations", 1), a.get("group", 1)
-            )
-        if op == "Relu":
-            return functional.relu(x[0])
-        if op == "Clip":
-            return self._torch.clamp(x[0], x[1], x[2])
-        if op == "Add":
-            return x[0] + x[1]
-        if op == "GlobalAveragePool":
-            return x[0].mean((2, 3), keepdim=True)
-        if op == "ReduceMean":
-            return x[0].mean(tuple(a["axes"]), keepdim=bool(a.get("keepdims", 1)))
-        if op == "Flatten":
-            return x[0].flatten(a.get("axis", 1))
-        if op == "Reshape":
-            return x[0].reshape([x[0].shape[i] if dim == 0 else dim for i, dim in enumerate(self._shapes[names[1]])])
-        if op == "Gemm":
-            return functional.linear(x[0], x[1] if a.get("transB") else x[1].T, x[2])
-        raise click.ClickException(f"operator {op} is not among those of this script")
-
-    def describe(self, tensor: Any) -> tuple[int, int]:
-        return int(tensor.data_ptr()), int(tensor.numel())
-
-    def on_host(self, tensor: Any) -> np.ndarray:
-        array: np.ndarray = tensor.cpu().numpy()
-        return array
-
-
-class OrtModel:
-    """onnxruntime's CUDA provider, every captured tensor bound on the GPU."""
-
-    name = "onnxruntime"
-
-    def __init__(self, path: Path, device: str, tensors: tuple[str, ...]) -> None:
-        import onnx
-        import onnxruntime
-
-        self._ort, self._device = onnxruntime, int(device.partition(":")[2])
-        model = onnx.load(path)
-        self._inputs = [value.name for value in model.graph.input]
-        self._tensors = tensors
-        self._captured = [name for name in tensors if name not in self._inputs]
-        present = {value.name for value in model.graph.output}
-        model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in self._captured if name not in present)
-        options = {"device_id": self._device, "cudnn_conv_algo_search": "HEURISTIC", "use_tf32": 0}
-        self._session = onnxruntime.InferenceSession(
-            model.SerializeToString(), providers=[("CUDAExecutionProvider", options), "CPUExecutionProvider"]
-        )
-        if "CUDAExecutionProvider" not in self._session.get_providers():
-            raise click.ClickException("onnxruntime did not take its CUDA provider")
-
-    def __call__(self, feeds: dict[str, np.ndarray]) -> list[Any]:
-        """The tensors, on the GPU and finished."""
-        binding = self._session.io_binding()
-        given = {
-            name: self._ort.OrtValue.ortvalue_from_numpy(array, "cuda", self._device) for name, array in feeds.items()
-        }
-        for name, value in given.items():
-            binding.bind_ortvalue_input(name, value)
-        for name in self._captured:
-            binding.bind_output(name, "cuda", self._device)
-        self._session.run_with_iobinding(binding)
-        binding.synchronize_outputs()
-        outputs = dict(zip(self._captured, binding.get_outputs(), strict=True))
-        return [given[name] if name in given else outputs[name] for name in self._tensors]
-
-    def describe(self, tensor: Any) -> tuple[int, int]:
-        return int(tensor.data_ptr()), int(np.prod(tensor.shape(), dtype=np.int64))
-
-    def on_host(self, tensor: Any) -> np.ndarray:
-        array: np.ndarray = tensor.numpy()
-        return array
-
-
-def float_model(path: Path, device: str, tensors: tuple[str, ...], runtime: str) -> TorchModel | OrtModel:
-    import onnxruntime
-
-    cuda = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
-    return (OrtModel if runtime == "onnxruntime" or (runtime == "auto" and cuda) else TorchModel)(path, device, tensors)
-
-
-class GpuMeasure:
-    """A :data:`pipeline.consistency.distributed.Measure` that bins on the GPU."""
-
-    def __init__(self, device: str, runtime: str, fault: str | None) -> None:
-        self.device, self.runtime, self.fault = device, runtime, fault
-        self.seconds = 0.0
-        """Of the last pass, without loading the model."""
-        self.statistics: dict[str, Any] = {}
-        """What the last pass gave."""
-        self._model: TorchModel | OrtModel | None = None
-
-    def __call__(self, work: Any, batches: Iterator[Any], group: Any, progress: Any) -> Any:
-        from pipeline.consistency.distributed import Measured
-        from plugins.statistics import DeviceArray, GpuStatistics
-
-        if self._model is None:
-            self._model = float_model(work.model, self.device, work.tensors, self.runtime)
-        model, measured = self._model, Measured({})
-        with GpuStatistics(work.tensors, device=int(self.device.partition(":")[2])) as binned:
-            start = 0.0
-            for number, batch in enumerate(batches):
-                group.check()
-                self._break(number)
-                if number == 0:
-                    model(batch.feeds)  # chooses algorithms, fills caches
-                    start = time.perf_counter()
-                tensors = model(batch.feeds)
-                binned.update([DeviceArray(*model.describe(tensor)) for tensor in tensors], batch.index)
-                binned.stream.synchronize()
-                measured.batches.append(batch.index)
-                measured.samples += len(batch.samples)
-            measured.statistics = self.statistics = binned.collect()
-            self.seconds = time.perf_counter() - start if measured.batches else 0.0
-        return measured
-
-    def _break(self, number: int) -> None:
-        if number == 1:  # past the batch that every rank runs
-            if self.fault == "kill-batch":
-                os.kill(os.getpid(), signal.SIGKILL)
-            if self.fault == "stop-batch":
-                os.kill(os.getpid(), signal.SIGSTOP)
-            if self.fault == "hang":
-                time.sleep(1e6)
-            if self.fault == "delay":
-                time.sleep(4)
-
-    def on_cpu(self, work: Any, batches: Iterator[Any]) -> dict[str, Any]:
-        """The same activations, copied to the host and binned there."""
-        from calibrators.accumulate import BatchAccumulator
-        from calibrators.statistics import TensorStatistics
-
-        result = {name: TensorStatistics() for name in work.tensors}
-        if self._model is not None:
-            for batch in batches:
-                for name, tensor in zip(work.tensors, self._model(batch.feeds), strict=True):
-                    gathered = BatchAccumulator()
-                    gathered.add(self._model.on_host(tensor))
-                    result[name].absorb(gathered.statistics(batch.index))
-        return result
+DIR = click.option("--at", "folder", type=click.Path(path_type=Path), required=True)
+DEVICE = click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True)
+SAMPLES = click.option("--samples", type=click.IntRange(1), default=2048, show_default=True)
 
 
 @click.group()
@@ -234,249 +58,418 @@ def main() -> None:
     """See the top of the file."""
 
 
+# Here
+
+
 @main.command()
 @click.option("--out", type=click.Path(path_type=Path), required=True)
 @click.option("--images", type=click.Path(path_type=Path), default=ROOT.parent / "shared" / "data" / "imagenet500")
-@click.option("--count", default=128, show_default=True)
+@click.option("--count", default=64, show_default=True)
 def pack(out: Path, images: Path, count: int) -> None:
-    """Write EfficientNet-Lite0 as ONNX, and photographs."""
+    """Write EfficientNet-Lite0 as ONNX, and photographs as pixels (decoders differ between machines)."""
+    from PIL import Image
+
     from pipeline import export
     from pipeline.config import Profile
 
+    out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
-        profile = Profile.parse(f"x=1x3x{SIDE}x{SIDE},8x3x{SIDE}x{SIDE},64x3x{SIDE}x{SIDE}")
-        result = export.run(f"{ROOT}/scripts/models.py:efficientnet_lite0", profiles=(profile,), folder=Path(folder))
-        (out / "images").mkdir(parents=True, exist_ok=True)
+        model = f"{ROOT}/scripts/models.py:efficientnet_lite0"
+        result = export.run(model, profiles=(Profile.parse(PROFILE),), folder=Path(folder))
         shutil.copyfile(result.model_path, out / "efficientnet-lite0.onnx")
     files = sorted(images.glob("*.jpg"))
-    for file in files[:: max(1, len(files) // count)][:count]:
-        shutil.copyfile(file, out / "images" / file.name)
-    size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
-    click.echo(f"{out}: {size / 1e6:.1f} MB, {len(list((out / 'images').iterdir()))} photographs")
+    chosen = files[:: max(1, len(files) // count)][:count]
+    np.savez_compressed(out / "photographs.npz", *[np.asarray(Image.open(path).convert("RGB")) for path in chosen])
+    size = sum(path.stat().st_size for path in out.iterdir())
+    click.echo(f"{out}: {size / 1e6:.1f} MB, {len(chosen)} photographs")
+
+
+# There
 
 
 @main.command()
 @click.option("--from", "source", type=click.Path(path_type=Path), required=True)
-@click.option("--at", "folder", type=click.Path(path_type=Path), required=True)
-@click.option("--samples", type=click.IntRange(FEW), default=1024, show_default=True)
-def inputs(source: Path, folder: Path, samples: int) -> None:
-    """Random crops of the photographs, (pixel - 127) / 128, as images.npy; ResNet-50 with seeded random weights."""
-    import torch
-    from PIL import Image
-
-    from tests.zoo import convnets
-    from tests.zoo.export import export_onnx
-
-    folder.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(source / "efficientnet-lite0.onnx", folder / "efficientnet-lite0.onnx")
-    photographs = [np.asarray(Image.open(path).convert("RGB")) for path in sorted((source / "images").iterdir())]
+@DIR
+@SAMPLES
+def images(source: Path, folder: Path, samples: int) -> None:
+    """Random crops, (pixel - 127) / 128; a few of them, the few in another order, and with one changed pixel."""
+    with np.load(source / "photographs.npz") as archive:
+        photographs = [archive[name] for name in archive.files]
     generator = np.random.default_rng(0)
-    data = np.lib.format.open_memmap(folder / "images.npy", "w+", np.float32, (samples, 3, SIDE, SIDE))
-    for number in range(samples):
+    data = np.lib.format.open_memmap(folder / "images.npy", "w+", np.float32, (max(samples, FEW), 3, SIDE, SIDE))
+    for number in range(len(data)):
         pixels = photographs[number % len(photographs)]
         top, left = (int(generator.integers(0, size - SIDE + 1)) for size in pixels.shape[:2])
-        data[number] = (
-            pixels[top : top + SIDE, left : left + SIDE].transpose(2, 0, 1).astype(np.float32) - 127.0
-        ) / 128.0
+        crop = pixels[top : top + SIDE, left : left + SIDE].transpose(2, 0, 1)
+        data[number] = (crop.astype(np.float32) - 127.0) / 128.0
     data.flush()
     few = np.array(data[:FEW])
     np.save(folder / "few.npy", few)
+    few[3, 0, 5, 7] += np.float32(0.25)
+    np.save(folder / "other-image.npy", few)
+    few[3, 0, 5, 7] -= np.float32(0.25)
     few[[3, FEW - 5]] = few[[FEW - 5, 3]]
     np.save(folder / "other-order.npy", few)
+    click.echo(f"{len(data)} samples of {len(photographs)} photographs")
+
+
+@main.command()
+@click.option("--from", "source", type=click.Path(path_type=Path), required=True)
+@DIR
+def models(source: Path, folder: Path) -> None:
+    """ResNet-50 with seeded random weights; the float models as they are calibrated, and their placement plans."""
+    import torch
+
+    from pipeline.consistency.opening import open_work
+    from tests.zoo import convnets
+    from tests.zoo.export import export_onnx
+
+    shutil.copyfile(source / "efficientnet-lite0.onnx", folder / "efficientnet-lite0.onnx")
     torch.manual_seed(0)
     export_onnx(
         convnets.resnet50(classes=1000), {"x": torch.zeros(2, 3, SIDE, SIDE)}, folder / "resnet50.onnx",
         dynamic_axes={"x": {0: "batch"}, "output": {0: "batch"}},
     )  # fmt: skip
-    click.echo(f"{samples} samples, {len(photographs)} photographs")
+    few = folder / "two.npy"
+    np.save(few, np.random.default_rng(1).uniform(-1, 1, (2, 3, SIDE, SIDE)).astype(np.float32))
+    for model in MODELS:
+        opened = open_work(str(folder / f"{model}.onnx"), str(few), folder=folder / model, samples=2)
+        (folder / model / "plan.json").write_text(opened.plan.model_dump_json())
+        (folder / model / "work.json").write_text(
+            json.dumps({"model": str(opened.work.model), "tensors": list(opened.work.tensors)})
+        )
+        click.echo(f"{model}: {len(opened.work.tensors)} tensors")
+
+
+_sessions = 0
+
+
+def quantize(command: click.Command, arguments: list[str]) -> tuple[str, float]:
+    """A command inside this process, which a rank can give several of; its output and wall seconds.
+
+    A mismatch (exit code 1) is in the output, too. Each command has its own names in the ranks' common store, as an
+    attempt of torchrun has, and starts with all cores.
+    """
+    global _sessions
+    _sessions += 1
+    os.environ["TORCHELASTIC_RESTART_COUNT"] = str(_sessions)
+    cores = os.sched_getaffinity(0)
+    output, start = io.StringIO(), time.perf_counter()
+    try:
+        with contextlib.redirect_stdout(output), contextlib.suppress(SystemExit):
+            command.main(arguments, standalone_mode=False)
+    finally:
+        os.sched_setaffinity(0, cores)
+    return output.getvalue(), time.perf_counter() - start
+
+
+def same_bits(model: Path, tensors: list[str], images: np.ndarray, device: int) -> dict[str, Any]:
+    """Statistics of a few batches by the GPU's kernels and by the CPU, of the very same activations."""
+    import pycuda.driver as cuda
+
+    from calibrators import TensorStatistics
+    from pipeline.activations_cuda import CudaActivationPass
+
+    expected = {name: TensorStatistics() for name in tensors}
+    with CudaActivationPass(model, tensors, device=device) as own:
+        for index in range(BITS_BATCHES):
+            feeds = {"x": np.ascontiguousarray(images[index * FEW_BATCH : (index + 1) * FEW_BATCH])}
+            binding = own.bind(feeds)
+            own.upload(feeds, binding)
+            own.forward(binding, index)
+            own.statistics.update(binding.arrays, index)
+            own.statistics.stream.synchronize()
+            for name, array in zip(tensors, binding.arrays, strict=True):
+                values = np.empty(array.elements, array.dtype)
+                cuda.memcpy_dtoh(values, array.pointer)
+                expected[name].update(values, index)
+        found = own.collect()
+    return {"tensors": len(tensors), "different": [name for name in tensors if found[name] != expected[name]]}
+
+
+def common(folder: Path, model: str, samples: int) -> list[str]:
+    return [str(folder / f"{model}.onnx"), "--data", str(folder / "images.npy"), "--samples", str(samples),
+            "--batch-size", str(BATCH), "--rank-timeout", "60"]  # fmt: skip
 
 
 @main.command()
-@click.option("--at", "folder", type=click.Path(path_type=Path), required=True)
-@click.option("--model", type=click.Choice(MODELS), default=MODELS[0])
-@click.option("--data", default="images.npy", show_default=True)
-@click.option("--batch-size", default=32, show_default=True)
-@click.option("--samples", default=1024, show_default=True)
-@click.option("--backend", type=click.Choice(["auto", "gloo", "nccl"]), default="auto")
-@click.option("--runtime", type=click.Choice(["auto", "onnxruntime", "torch"]), default="auto")
-@click.option("--rank-timeout", default=25.0, show_default=True)
-@click.option("--out", type=click.Path(path_type=Path), required=True)
-@click.option(
-    "--fault", help="kill-batch, stop-batch, hang, delay, kill-merge, other-order or other-model, in --victim."
-)
-@click.option("--victim", default=1, show_default=True)
-def measure(
-    folder: Path, model: str, data: str, batch_size: int, samples: int, backend: Any, runtime: str, rank_timeout: float,
-    out: Path, fault: str | None, victim: int,
-) -> None:  # fmt: skip
-    """One calibration and all its checks."""
-    import calibrators
-    from pipeline.cli.ranks import rank_session
-    from pipeline.consistency import Tolerance, compare, exchange
-    from pipeline.consistency.context import QuantContext
-    from pipeline.consistency.distributed import measure_on_cpu
-    from pipeline.consistency.group import PREPARING
-    from pipeline.consistency.opening import open_work
-    from pipeline.consistency.ranks import check_ranks
-    from pipeline.consistency.shares import rank_batches
-    from pipeline.consistency.wire import digest_statistics
-    from pipeline.core.progress import SILENT
-    from pipeline.quantize import activation_ranges
+@DIR
+@DEVICE
+@SAMPLES
+@click.option("--model", "chosen", multiple=True, default=MODELS, show_default=True)
+def ranks(folder: Path, device: str, samples: int, chosen: tuple[str, ...]) -> None:
+    """Under torchrun: both commands for each model, then each GPU's kernels against the CPU."""
+    from pipeline.cli.calibrate import command as calibrate
+    from pipeline.cli.consistency import command as consistency
 
-    report: dict[str, Any] = {}
-    with rank_session(backend=backend, limit_s=rank_timeout) as group:
-        mine = fault if group.rank == victim else None
-        if mine == "kill-merge":
-            exchange.pack = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment,misc]
-        if mine == "other-order":
-            data = "other-order.npy"
-        path = folder / (f"{MODELS[1]}.onnx" if mine == "other-model" else f"{model}.onnx")
-        group.phase("preparing the model", patience=PREPARING)
-        with tempfile.TemporaryDirectory() as scratch:
-            opened = open_work(
-                str(path), str(folder / data), folder=Path(scratch), samples=samples, batch_size=batch_size
-            )
-            work, calibrator = opened.work, calibrators.get("entropy")
-            device = group.transport.device
-            on_gpu = GpuMeasure(device, runtime, mine) if device != "cpu" else None
-            found = check_ranks(
-                group, opened, calibrator, tolerance=Tolerance(), measure=on_gpu or measure_on_cpu, progress=SILENT
-            )
-            seconds = on_gpu.seconds if on_gpu else found.seconds[group.rank]
-            group.phase("checking against the CPU", patience=PREPARING)
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    for model in chosen:
+        base = folder / f"{model}-{size}"
+        options = [*common(folder, model, samples), "--device", device, "--json", "-q"]
+        _, calibrate_s = quantize(calibrate, [*options, "-o", f"{base}.npz"])
+        text, consistency_s = quantize(consistency, [*options, "--save", f"{base}.context.json"])
+        if rank == 0:
+            report = {**json.loads(text), "command_seconds": {"calibrate": calibrate_s, "consistency": consistency_s}}
+            base.with_name(f"{base.name}.json").write_text(json.dumps(report, indent=1) + "\n")
+            click.echo(f"{model}, {size} ranks: calibrate {calibrate_s:.1f} s, consistency {consistency_s:.1f} s")
+    if device == "cuda":
+        few = np.load(folder / "few.npy", mmap_mode="r")
+        for model in chosen:
+            work = json.loads((folder / model / "work.json").read_text())
+            found = same_bits(Path(work["model"]), work["tensors"], few, int(os.environ["LOCAL_RANK"]))
+            (folder / f"{model}-{size}.rank{rank}.bits").write_text(json.dumps(found))
 
-            def own() -> Iterator[Any]:
-                return rank_batches(
-                    work.source, work.samples, work.batch_size, work.inputs, rank=group.rank, size=group.size
-                )
 
-            cpu_binned = None
-            if on_gpu:
-                same = digest_statistics(on_gpu.on_cpu(work, own())) == digest_statistics(on_gpu.statistics)
-                flags = group.gather_text("binned on the CPU", json.dumps(same))
-                cpu_binned = all(json.loads(flag) for flag in flags or [])
-            few = [batch for batch, _ in zip(own(), range(1), strict=False)]
-            drift = None
-            if on_gpu and group.rank == 0:
-                sides = [
-                    ("GPU", on_gpu(work, iter(few), group, SILENT).statistics),
-                    ("CPU", measure_on_cpu(work, iter(few), group, SILENT).statistics),
-                ]
-                contexts = [
-                    QuantContext.of_amax(
-                        activation_ranges(opened.plan.activations, statistics, calibrator)[0], label=label
-                    )
-                    for label, statistics in sides
-                ]
-                drift = compare(contexts, Tolerance())
-            times = group.gather_text("seconds of the pass", json.dumps(seconds))
-        if group.rank == 0:
-            report = {
-                "model": model,
-                "runtime": type(on_gpu._model).name if on_gpu else "onnxruntime on the CPU",
-                "backend": group.transport.backend,
-                "ranks": group.size,
-                "devices": [peer.device for peer in group.peers],
-                "samples": found.samples,
-                "batches": found.batches,
-                "tensors": len(work.tensors),
-                "statistics": found.statistics,
-                "digest": found.digest,
-                "same_batch_identical": found.scenarios[0].identical,
-                "cpu_binned_identical": cpu_binned,
-                "pass_seconds": [json.loads(text) for text in times or []],
-                "merge_seconds": found.merge_seconds,
-                "scenarios": [scenario.model_dump(mode="json") for scenario in found.scenarios],
-                "cpu_drift": None
-                if drift is None
-                else {"within": drift.rate, "largest": drift.worst.relative, "tensor": drift.worst.tensor},
-            }
-    if report:
-        out.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n")
+@main.command()
+@DIR
+@SAMPLES
+def cpu(folder: Path, samples: int) -> None:
+    """The same calibration in onnxruntime's CPU provider."""
+    from pipeline.cli.calibrate import command as calibrate
+
+    for model in MODELS:
+        options = [*common(folder, model, samples), "--device", "cpu", "-q"]
+        _, seconds = quantize(calibrate, [*options, "-o", str(folder / f"{model}-cpu.npz")])
+        click.echo(f"{model} on the CPU: {seconds:.1f} s")
 
 
 FAULTS = {
-    "kill-batch": "rank 1 .*died",
-    "kill-merge": "rank 1 .*died",
-    "stop-batch": "rank 1 .*no sign of life",
-    "hang": "rank 1 .*stalls",
-    "other-order": "another data in rank|rank [01] has the same samples in another order",
-    "other-model": "another model in rank",
+    "none": "",
+    "kill-batch": r"rank 1 .*died",
+    "kill-merge": r"rank 1 .*died",
+    "other-image": r"another data in rank.*sample 3 of rank [01] is another one",
+    "other-order": r"another data in rank.*rank [01] has the same samples in another order",
+    "other-model": r"another model in rank",
+    "stop-batch": r"rank 1 .*no sign of life",
+    "hang": r"rank 1 .*stalls",
     "delay": "",
 }
 """What the one reason has to say; nothing: the run has to succeed."""
 
 
-def judge_fault(kind: str, folder: Path) -> dict[str, Any]:
-    """From the output, the exit status and the wall time that gpu_nccl.sh kept."""
-    import re
+@main.command()
+@click.option("--kind", type=click.Choice(list(FAULTS)), required=True)
+@DIR
+@DEVICE
+@click.option("--rank-timeout", default=15.0, show_default=True)
+@click.option("--victim", default=1, show_default=True)
+def fault(kind: str, folder: Path, device: str, rank_timeout: float, victim: int) -> None:
+    """Under torchrun: `quantize consistency` on a few samples, with harm done to one rank."""
+    import calibrators
+    from pipeline.cli.ranks import rank_session
+    from pipeline.consistency import Tolerance, exchange
+    from pipeline.consistency.distributed import measure_on
+    from pipeline.consistency.group import PREPARING
+    from pipeline.consistency.opening import open_work
+    from pipeline.consistency.ranks import check_ranks
 
-    text = (folder / f"{kind}.log").read_text()
-    status, seconds = (folder / f"{kind}.end").read_text().split()
-    said = [line.removeprefix("error: ") for line in text.splitlines() if line.startswith("error: ")]
-    result = (folder / f"{kind}.json").exists()
-    pattern = FAULTS[kind]
-    if pattern:
-        good = int(status) != 0 and not result and len(said) == 1 and re.search(pattern, said[0]) is not None
-    else:
-        good = int(status) == 0 and result and not said
-    return {
-        "fault": kind,
-        "seconds": float(seconds),
-        "status": int(status),
-        "said": said,
-        "passed": good and float(seconds) < 60,
-    }
+    def act() -> None:
+        (folder / f"{kind}.moment").write_text(str(time.time()))
+        if kind.startswith("kill"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if kind == "stop-batch":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(1e6 if kind == "hang" else 4.0)
+
+    def disturbed(batches: Iterator[Any]) -> Iterator[Any]:
+        for number, batch in enumerate(batches):
+            if number == 1:  # past the one batch that every rank runs
+                act()
+            yield batch
+
+    def measure(work: Any, batches: Iterator[Any], group: Any, progress: Any) -> Any:
+        return measure_on(device)(work, disturbed(batches) if in_batch else batches, group, progress)
+
+    with rank_session(backend="auto" if device == "cuda" else "gloo", limit_s=rank_timeout) as group:
+        mine = kind if group.rank == victim else "none"
+        in_batch = mine in ("kill-batch", "stop-batch", "hang", "delay")
+        if mine == "kill-merge":
+            exchange.pack = lambda *_: act()  # type: ignore[assignment,misc,return-value]
+        data = f"{mine}.npy" if mine in ("other-image", "other-order") else "few.npy"
+        model = MODELS[1] if mine == "other-model" else MODELS[0]
+        group.phase("preparing the model", patience=PREPARING)
+        with tempfile.TemporaryDirectory() as scratch:
+            opened = open_work(
+                str(folder / f"{model}.onnx"), str(folder / data), folder=Path(scratch), samples=FEW,
+                batch_size=FEW_BATCH,
+            )  # fmt: skip
+            found = check_ranks(
+                group, opened, calibrators.get("entropy"), tolerance=Tolerance(), measure=measure
+            )
+        if group.rank == 0:
+            (folder / f"{kind}.result").write_text(found.statistics)
 
 
 @main.command()
-@click.option("--runs", type=click.Path(path_type=Path), required=True)
+@DIR
+@click.option("--gpus", default=2, show_default=True)
+def compare(folder: Path, gpus: int) -> None:
+    """`quantize consistency` over the calibrations that are there: several GPUs against one, one against the CPU."""
+    from calibrators import get, load_statistics
+    from pipeline.cli.consistency import command as consistency
+    from pipeline.consistency import QuantContext, load_context, save_context
+    from pipeline.placement import PlacementPlan
+    from pipeline.quantize import activation_ranges
+
+    found: dict[str, Any] = {}
+    for model in MODELS:
+        plan = PlacementPlan.model_validate_json((folder / model / "plan.json").read_text())
+        whos = [who for who in (*map(str, range(1, gpus + 1)), "cpu") if (folder / f"{model}-{who}.npz").exists()]
+        files = {who: folder / f"{model}-{who}.npz" for who in whos}
+        for calibrator in CALIBRATORS:
+            for who, path in files.items():
+                ranges, _ = activation_ranges(plan.activations, load_statistics(path)[0], get(calibrator))
+                context = QuantContext.of_amax(ranges, label=who, calibrator=calibrator, params=get(calibrator).params)
+                save_context(folder / f"{model}-{who}-{calibrator}.json", context)
+        rows = found[model] = {
+            "sha256": {who: hashlib.sha256(path.read_bytes()).hexdigest() for who, path in files.items()},
+            "pairs": [],
+        }
+        for calibrator in CALIBRATORS:
+            for other in whos[1:]:
+                arguments = [str(folder / f"{model}-{who}-{calibrator}.json") for who in ("1", other)]
+                exact = other != "cpu"
+                limits = ["--atol", "0" if exact else "1e-12", "--rtol", "0" if exact else str(DRIFT_RTOL)]
+                out = ["--out", str(folder / f"{model}-1-{other}-{calibrator}")]
+                text, _ = quantize(consistency, [*arguments, *limits, "--json", *out])
+                shown = json.loads(text)
+                relative = [row["relative"] for row in shown["rows"]]
+                rows["pairs"].append(
+                    {
+                        "calibrator": calibrator, "with": other, "tensors": len(relative), "rate": shown["rate"],
+                        "identical": len(set(shown["digests"])) == 1, "largest": max(relative),
+                        "median": float(np.median(relative)),
+                        "within_1e-5": sum(value <= 1e-5 for value in relative) / len(relative),
+                    }
+                )  # fmt: skip
+        rows["commands_agree"] = {
+            who: load_context(folder / f"{model}-{who}.context.json").scales_digest
+            == load_context(folder / f"{model}-{who}-entropy.json").scales_digest
+            for who in whos
+            if (folder / f"{model}-{who}.context.json").exists()
+        }
+    (folder / "compare.json").write_text(json.dumps(found, indent=1) + "\n")
+    click.echo(json.dumps(found, indent=1))
+
+
+def judge_fault(kind: str, folder: Path) -> dict[str, Any]:
+    """From the output, the exit status and the times that gpu_nccl.sh kept."""
+    text = (folder / f"{kind}.log").read_text()
+    status, start, end = (folder / f"{kind}.end").read_text().split()
+    moment = folder / f"{kind}.moment"
+    said = [line.removeprefix("error: ") for line in text.splitlines() if line.startswith("error: ")]
+    result = folder / f"{kind}.result"
+    digest = result.read_text() if result.exists() else None
+    if FAULTS[kind]:
+        good = int(status) != 0 and digest is None and len(said) == 1 and re.search(FAULTS[kind], said[0]) is not None
+    else:
+        undisturbed = folder / "none.result"
+        good = int(status) == 0 and not said and undisturbed.exists() and digest == undisturbed.read_text()
+    seconds = float(end) - float(start)
+    return {
+        "fault": kind,
+        "seconds": round(seconds, 1),
+        "seconds_after_fault": round(float(end) - float(moment.read_text()), 1) if moment.exists() else None,
+        "status": int(status),
+        "said": said,
+        "digest": digest,
+        "passed": good and seconds < 60,
+    }
+
+
+def rate(run: dict[str, Any]) -> float:
+    """Images a second of all ranks together, without the model's loading and the first batch."""
+    size = len(run["seconds"])
+    batches = run["batches"] / size - 1
+    slowest = max(whole - first for whole, first in zip(run["seconds"], run["first_seconds"], strict=True))
+    return float(size * batches * run["samples"] / run["batches"] / slowest)
+
+
+@main.command()
+@DIR
 @click.option("--gpus", default=2, show_default=True)
 @click.option("--out", type=click.Path(path_type=Path), required=True)
-def report(runs: Path, gpus: int, out: Path) -> None:
-    """Tables of all runs; exit code 1 when anything differs that should not."""
-    columns = ("model", "GPUs", "runtime", "pass", "merge", "ranks", "one GPU", "binned on the CPU", "CPU float model")
-    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-    measured, good = [], True
+def report(folder: Path, gpus: int, out: Path) -> None:
+    """Tables of all that is finished; exit code 1 when anything is missing or differs that should not."""
+    compared = json.loads(path.read_text()) if (path := folder / "compare.json").exists() else {}
+    lines = [
+        "| model | ranks | after the first batch | whole pass | merge | statistics as one GPU | file as one GPU "
+        "| kernels as the CPU |",
+        "|---" * 8 + "|",
+    ]
+    runs: list[dict[str, Any]] = []
+    missing: list[str] = []
+    wrong: list[str] = []
+
+    def check(what: str, flag: bool | None) -> str:
+        if not flag:
+            (missing if flag is None else wrong).append(what)
+        return {True: "bit for bit", False: "NO", None: "not run"}[flag]
+
     for model in MODELS:
         one: dict[str, Any] | None = None
         for count in range(1, gpus + 1):
-            path = runs / f"{model}-{count}.json"
+            path = folder / f"{model}-{count}.json"
+            name = f"{model} on {count}"
             if not path.exists():
-                lines.append(f"| {model} | {count} | FAILED |" + " - |" * (len(columns) - 3))
-                good = False
+                missing.append(name)
                 continue
             run = json.loads(path.read_text())
-            one = one or run
-            alike = (run["statistics"], run["digest"]) == (one["statistics"], one["digest"])
-            good &= alike and run["cpu_binned_identical"] is not False and run["same_batch_identical"]
-            measured.append({**run, "equal_to_one": alike})
-            drift = run["cpu_drift"]
+            one = one or (run if count == 1 else None)
+            files = compared.get(model, {}).get("sha256", {})
+            bits = [json.loads(each.read_text()) for each in sorted(folder.glob(f"{model}-{count}.rank*.bits"))]
+            kernels = all(not each["different"] for each in bits) if len(bits) == count else None
+            alike = None if one is None else (run["statistics"], run["digest"]) == (one["statistics"], one["digest"])
+            same_file = files[str(count)] == files["1"] if {str(count), "1"} <= set(files) else None
+            on_gpu = run["backend"] == "nccl"
+            check(f"{name}: every rank runs the first batch alike", run["passed"])
+            runs.append({"model": model, "ranks": count, "images_per_s": rate(run), "bits": bits, **run})
             cells = [
                 model,
-                f"{run['ranks']} over {run['backend']}",
-                run["runtime"],
-                f"{max(run['pass_seconds']):.2f} s ({run['samples'] / max(run['pass_seconds']):.0f} images/s)",
+                f"{count} over {run['backend']}",
+                f"{rate(run):.0f} images/s ({run['samples'] / rate(run):.2f} s for {run['samples']})",
+                f"{max(run['seconds']):.2f} s",
                 f"{1e3 * run['merge_seconds']:.0f} ms",
-                "bit for bit",
-                "bit for bit" if alike else "NO",
-                {True: "bit for bit", False: "NO", None: "-"}[run["cpu_binned_identical"]],
-                f"{100 * drift['within']:.0f} % within 1e-5, largest {100 * drift['largest']:.2g} %" if drift else "-",
+                check(f"{name}: statistics as on one", alike),
+                check(f"{name}: calibration file as of one", same_file),
+                check(f"{name}: kernels as the CPU", kernels) if on_gpu else "-",
             ]
             lines.append(f"| {' | '.join(cells)} |")
-    faults = [judge_fault(kind, runs) for kind in FAULTS if (runs / f"{kind}.log").exists()]
-    lines += ["", "| fault on rank 1 of 2 | ended after | verdict | reason |", "|---|---|---|---|"]
+    lines += [
+        "", "| model | calibrator | 1 GPU with | tensors | identical | within 1e-5 | largest | median |",
+        "|---" * 8 + "|",
+    ]  # fmt: skip
+    for model in MODELS:
+        found = compared.get(model, {"pairs": [], "commands_agree": {}})
+        partners = {pair["with"] for pair in found["pairs"]}
+        missing += [f"{model}: comparison with {who}" for who in (*map(str, range(2, gpus + 1)), "cpu")
+                    if who not in partners]  # fmt: skip
+        for who, flag in found["commands_agree"].items():
+            check(f"{model} on {who}: calibrate and consistency give the same scales", flag)
+        for pair in found["pairs"]:
+            if pair["with"] != "cpu":
+                check(f"{model}: {pair['calibrator']} scales of {pair['with']}", pair["identical"])
+            lines.append(
+                f"| {model} | {pair['calibrator']} | {pair['with']} | {pair['tensors']} | {pair['identical']} "
+                f"| {100 * pair['within_1e-5']:.1f} % | {pair['largest']:.2g} | {pair['median']:.2g} |"
+            )
+    faults = [judge_fault(kind, folder) for kind in FAULTS if (folder / f"{kind}.end").exists()]
+    missing += [f"fault {kind}" for kind in FAULTS if gpus > 1 and not (folder / f"{kind}.end").exists()]
+    lines += ["", "| fault in rank 1 | run ended after | after the fault | verdict | reason |", "|---" * 5 + "|"]
     for each in faults:
-        verdict = "as it should" if each["passed"] else "WRONG"
+        check(f"fault {each['fault']}", each["passed"])
+        after = "-" if each["seconds_after_fault"] is None else f"{each['seconds_after_fault']:.1f} s"
         reason = " / ".join(each["said"]) or "none: the run succeeded"
-        lines.append(f"| {each['fault']} | {each['seconds']:.0f} s | {verdict} | {reason} |")
-        good &= each["passed"]
+        verdict = "as it should" if each["passed"] else "WRONG"
+        lines.append(f"| {each['fault']} | {each['seconds']:.1f} s | {after} | {verdict} | {reason} |")
+    lines += ["", f"wrong: {'; '.join(wrong) or 'nothing'}", f"not run: {'; '.join(missing) or 'nothing'}"]
     text = "\n".join(lines) + "\n"
     out.mkdir(parents=True, exist_ok=True)
     (out / "nccl.md").write_text(text)
-    (out / "nccl.json").write_text(json.dumps({"runs": measured, "faults": faults, "passed": good}, indent=1) + "\n")
+    content = {"runs": runs, "compared": compared, "faults": faults, "wrong": wrong, "missing": missing}
+    (out / "nccl.json").write_text(json.dumps(content, indent=1) + "\n")
     click.echo(text)
-    raise SystemExit(0 if good else 1)
+    raise SystemExit(1 if wrong or missing else 0)
 
 
 if __name__ == "__main__":
