@@ -116,6 +116,8 @@ class Manifest(Record):
     targets: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Target name to its build record (also in ``engines/<target>/build.json``)."""
     verification: dict[str, Any] = Field(default_factory=dict)
+    mixed: dict[str, Any] = Field(default_factory=dict)
+    """Of a build with a target: the target, the point taken and the table of all; empty without one."""
     warnings: tuple[str, ...] = ()
     files: dict[str, FileRecord] = Field(default_factory=dict)
     """Path relative to the artifact, with forward slashes."""

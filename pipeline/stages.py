@@ -6,6 +6,7 @@ result becomes the next one's input.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from itertools import islice
 from pathlib import Path
@@ -24,7 +25,7 @@ from pipeline.artifact import (
     engine_folder,
 )
 from pipeline.config import check_profiles, validated
-from pipeline.core.errors import InputError
+from pipeline.core.errors import CheckFailed, InputError
 from pipeline.core.files import sha256_file
 from pipeline.core.progress import SILENT, Progress
 from pipeline.engine.records import BuildOptions
@@ -40,13 +41,14 @@ if TYPE_CHECKING:
     from pipeline.config import BuildConfig
     from pipeline.data import Batch, DataSource, Split
     from pipeline.export import ExportResult
+    from pipeline.mixed import Target
     from pipeline.placement import PlacementPlan
     from pipeline.prepare import PrepareResult
     from pipeline.quantize import QuantizeResult
     from pipeline.records import TensorSpec
     from pipeline.verify import VerifyResult
 
-__all__ = ["Build", "build", "installed_versions"]
+__all__ = ["Build", "FloatModel", "build", "installed_versions"]
 
 R = TypeVar("R", bound=StageResult)
 
@@ -73,9 +75,28 @@ def build(config: BuildConfig, *, force: bool = False, fresh: bool = False, prog
         fresh: take nothing from an earlier run.
 
     Raises:
-        InputError, CheckFailed, ToolError: as the stages say; what was finished before stays finished.
+        InputError, ToolError: as the stages say; what was finished before stays finished.
+        CheckFailed: as the stages say; or no mix of precisions meets the target, in which case the artifact is written
+            with the nearest one.
     """
     return Build(config, force=force, fresh=fresh, progress=progress).run()
+
+
+@dataclass(frozen=True)
+class FloatModel:
+    """The float model that is quantised: the prepared one, or its form with equalised channels."""
+
+    path: Path
+    files: Mapping[str, str]
+    """SHA-256 by name, beside :attr:`path`."""
+    statistics: Path
+    """Of its activations."""
+    inputs: tuple[TensorSpec, ...]
+
+    @classmethod
+    def of(cls, prepared: Finished[PrepareResult], calibrated: Finished[CalibrationResult]) -> FloatModel:
+        result = prepared.result
+        return cls(result.model_path, prepared.files, calibrated.result.statistics_path, result.inputs)
 
 
 class Build:
@@ -97,6 +118,7 @@ class Build:
         calibrator = calibrators.get(self.config.calibrator.name, self.config.calibrator.params)
         targets = self.targets()
         self.check_paths()
+        wanted = self.mixed_target()
         package.check_folder(self.out, force=self.force)
         with self.runner.locked():
             if self.fresh:
@@ -107,22 +129,56 @@ class Build:
             source, split = self.data(exported.result)
             labels = load_labels(self.config.labels, source) if self.config.labels else None
             prepared = self.prepare(exported, source, split)
+            if self.config.equalise:
+                prepared = self.equalise(prepared, source, split)
             plan = self.plan(prepared)
             calibrated = self.calibrate(prepared, plan, source, split)
-            quantized = self.quantize(prepared, plan, calibrated, calibrator)
+            aside, mixed = split.verification, None
+            if wanted is None:
+                model = FloatModel.of(prepared, calibrated)
+                quantized = self.quantize(prepared, plan, calibrated, calibrator)
+            else:
+                from pipeline.mixed.building import MixedBuild
+
+                search = MixedBuild(self, prepared, plan, calibrated, calibrator, source, split, labels)
+                mixed = search.search(wanted)
+                model, plan, quantized = search.quantize(mixed)
+                aside = search.parts.unseen or aside
             built = {target: self.compile(quantized, target) for target in targets}
-            verified = self.verify(prepared, quantized, plan, source, split, labels)
+            verified = self.verify(model, quantized, plan, source, aside, labels, held_aside=split.held_aside)
             manifest = self.manifest(
                 exported, prepared, calibrated, quantized, built, verified, source, split, calibrator
             )
-            done = package.run(
-                self.files(prepared, calibrated, quantized, built, verified),
-                manifest,
-                folder=self.out,
-                progress=self.progress,
-            )
+            files = self.files(model, quantized, built, verified)
+            if mixed is not None:
+                manifest = search.recorded(mixed, manifest)
+                files.update(search.files(mixed))
+            done = package.run(files, manifest, folder=self.out, progress=self.progress)
             self.runner.prune()
+        if mixed is not None and self.config.mixed.choose is None and not mixed.result.reached:
+            raise CheckFailed(
+                mixed.result.sentence(),
+                remedy=f"that one is in {self.out}; a lower target, another calibrator or more data may be met",
+            )
         return done
+
+    def mixed_target(self) -> Target | None:
+        """What a mix of precisions has to reach; None: it is not asked for.
+
+        Raises:
+            InputError: a point of a search is asked for, and there is none, or nothing is to be taken from it.
+        """
+        config = self.config.mixed
+        if config.choose is not None and self.fresh:
+            raise InputError(
+                f"--choose {config.choose} takes a point of an earlier search, and --fresh takes nothing from it",
+                remedy="leave one of them out",
+            )
+        if config.choose is not None and config.target is None:
+            from pipeline.mixed.building import stored_target
+
+            return stored_target(self.out, config.choose)
+        return config.target
 
     def targets(self) -> tuple[str, ...]:
         from pipeline.engine.probe import default_targets, probe
@@ -144,6 +200,11 @@ class Build:
             raise InputError(
                 f"calibration {self.config.calibration} does not exist", remedy="`quantize calibrate` writes one"
             )
+        for path in self.config.mixed.layer_times or ():
+            if not path.is_file():
+                raise InputError(
+                    f"layer times {path} do not exist", remedy="`quantize inspect --engine --batch --json` prints them"
+                )
 
     def export(self) -> Finished[ExportResult]:
         from pipeline import export
@@ -215,6 +276,34 @@ class Build:
             "tools": installed_versions(("onnx", "onnx-ir", "onnxscript", "onnxruntime")),
         }
         return self.runner.run("prepare", prepare.PrepareResult, inputs, action)
+
+    def equalise(
+        self, prepared: Finished[PrepareResult], source: DataSource, split: Split
+    ) -> Finished[PrepareResult]:
+        """The prepared model with equalised channels, which computes the same."""
+        from pipeline.placement import equalise
+        from pipeline.prepare import Change, PrepareResult
+
+        def action(folder: Path) -> PrepareResult:
+            done = equalise.run(
+                prepared.result.model_path,
+                self.batches(source, split.calibration, prepared.result.inputs),
+                folder=folder,
+                config=self.config.placement,
+                progress=self.progress,
+            )
+            change = Change(kind="channels equalised", where=tuple(tensor.tensor for tensor in done.tensors))
+            changes = (*prepared.result.changes, *((change,) if change.where else ()))
+            return _read_from(prepared.result.model_copy(update={"changes": changes}), source)
+
+        inputs = {
+            "model": prepared.files,
+            "placement": self.config.placement.model_dump(mode="json"),
+            "data": source.key(),
+            "samples": sorted(split.calibration),
+            "tools": installed_versions(("numpy", "onnx", "onnx-ir", "onnxruntime")),
+        }
+        return self.runner.run("equalise", PrepareResult, inputs, action)
 
     def plan(self, prepared: Finished[PrepareResult]) -> PlacementPlan:
         from pipeline.placement import make_plan
@@ -322,35 +411,37 @@ class Build:
 
     def verify(
         self,
-        prepared: Finished[PrepareResult],
+        model: FloatModel,
         quantized: Finished[QuantizeResult],
         plan: PlacementPlan,
         source: DataSource,
-        split: Split,
+        samples: frozenset[int],
         labels: Mapping[int, int] | None,
+        *,
+        held_aside: bool,
     ) -> Finished[VerifyResult]:
         from pipeline import verify
 
         def action(folder: Path) -> VerifyResult:
             result = verify.run(
-                prepared.result.model_path,
+                model.path,
                 quantized.result.folder / layout.INT8_MODEL,
                 plan,
-                self.batches(source, split.verification, prepared.result.inputs),
+                self.batches(source, samples, model.inputs),
                 folder=folder,
                 labels=labels,
-                held_aside=split.held_aside,
+                held_aside=held_aside,
                 progress=self.progress,
-                total=len(split.verification),
+                total=len(samples),
             )
             return _read_from(result, source)
 
         inputs = {
-            "fp32": prepared.files,
+            "fp32": model.files,
             "int8": quantized.files[layout.INT8_MODEL],
             "plan": plan.model_dump(mode="json"),
             "data": source.key(),
-            "samples": sorted(split.verification),
+            "samples": sorted(samples),
             "batch_size": self.config.batch_size,
             "labels": sha256_file(self.config.labels) if self.config.labels else None,
             "tools": installed_versions(("numpy", "onnxruntime", "seaborn", "matplotlib")),
@@ -359,17 +450,16 @@ class Build:
 
     def files(
         self,
-        prepared: Finished[PrepareResult],
-        calibrated: Finished[CalibrationResult],
+        model: FloatModel,
         quantized: Finished[QuantizeResult],
         built: dict[str, Finished[BuildResult]],
         verified: Finished[VerifyResult],
     ) -> dict[str, Path]:
         """Name in the artifact -> where the stage left it."""
-        files = {layout.FP32_MODEL: prepared.result.model_path, layout.CALIBRATION: calibrated.result.statistics_path}
-        for name in prepared.files:
-            if name != prepared.result.model_path.name:
-                files[name] = prepared.result.folder / name
+        files = {layout.FP32_MODEL: model.path, layout.CALIBRATION: model.statistics}
+        for name in model.files:
+            if name != model.path.name:
+                files[name] = model.path.parent / name
         files.update({name: quantized.result.folder / name for name in quantized.files})
         for target, stage in built.items():
             files.update({f"{engine_folder(target)}/{name}": stage.result.folder / name for name in stage.files})

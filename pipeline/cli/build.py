@@ -9,6 +9,7 @@ import click
 
 from pipeline.cli.common import console, make_progress, output_options, print_json, user_errors
 from pipeline.cli.engine_options import engine_options, options_from
+from pipeline.cli.mixed_options import MIXED, mixed_options, mixed_table
 from pipeline.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -76,7 +77,9 @@ _PARAM_NAMES = {"ema_alpha": "alpha", "ema_decay": "decay"}
 @click.option(
     "--rule-off", "rules_off", multiple=True, help="Switch off a placement rule, see `quantize rules` (repeatable)."
 )
+@click.option("--equalise", is_flag=True, help="Move the spread between channels of activations into weights.")
 @click.option("--precision", type=click.Choice(["fp32", "fp16"]), help="Type of the part that stays float [fp32].")
+@mixed_options
 @engine_options
 @click.option(
     "--from",
@@ -136,7 +139,7 @@ def _compile(
     from pipeline.config import Profile
     from pipeline.engine.from_artifact import build_from_artifact
 
-    other = [key for key, value in flags.items() if value not in (None, ()) and key not in ("profiles", "targets")]
+    other = [key for key, value in flags.items() if _is_given(value) and key not in ("profiles", "targets")]
     if other:
         raise InputError(
             f"--from takes --target, --profile and engine options only, not {other[0]}",
@@ -167,7 +170,7 @@ def _compile(
 def _merge(values: dict[str, Any], flags: dict[str, Any], origin: str) -> dict[str, Any]:
     """The file's values with the given flags laid over them."""
     merged = dict(values)
-    given = {key: value for key, value in flags.items() if key != "config" and value not in (None, (), {})}
+    given = {key: value for key, value in flags.items() if key != "config" and _is_given(value)}
     placement = {key: given.pop(key) for key in ("include", "exclude", "rules_off", "precision") if key in given}
     params = {_PARAM_NAMES.get(key, key): given.pop(key) for key in _PARAMS if key in given}
     name = given.pop("calibrator", None)
@@ -179,6 +182,9 @@ def _merge(values: dict[str, Any], flags: dict[str, Any], origin: str) -> dict[s
     if params:
         own = base.get("params") if isinstance(base, dict) else None
         merged["calibrator"] = _over(base, {"params": _over(own, params)})
+    mixed = {field: given.pop(key) for key, field in MIXED.items() if key in given}
+    if mixed:
+        merged["mixed"] = _over(merged.get("mixed"), mixed)
     if placement:
         merged["placement"] = _over(merged.get("placement"), placement)
     merged.update(given)
@@ -197,6 +203,10 @@ def _merge(values: dict[str, Any], flags: dict[str, Any], origin: str) -> dict[s
     return merged
 
 
+def _is_given(value: Any) -> bool:
+    return value not in (None, (), {}) and value is not False
+
+
 def _over(value: Any, given: Mapping[Any, Any]) -> Any:
     """``given`` laid over the mapping ``value``. What is no mapping stays, for the check of the configuration."""
     return {**(value or {}), **given} if value is None or isinstance(value, dict) else value
@@ -209,6 +219,8 @@ def print_summary(artifact: Artifact) -> None:
     out = console()
     out.print(summary_table(artifact.manifest))
     out.print(targets_table(artifact.manifest))
+    if artifact.manifest.mixed:
+        out.print(mixed_table(artifact.manifest.mixed))
     for warning in artifact.manifest.warnings:
         out.print("warning: " + warning, style="yellow", markup=False)
     out.print(f"artifact: {artifact.folder}", markup=False)

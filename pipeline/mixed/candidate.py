@@ -48,6 +48,9 @@ class Network:
     Args:
         statistics: of every tensor the plan calibrates.
         calibrator: gives the ranges that are not repaired.
+
+    Attributes:
+        equalised: the same network with equalised channels; None: it was not tried, or is not possible.
     """
 
     def __init__(
@@ -62,9 +65,14 @@ class Network:
         self.statistics = statistics
         self.calibrator = calibrator
         self.fp32 = Graph(model)
+        self.equalised: Network | None = None
         self._plans: dict[frozenset[str], PlacementPlan] = {}
         self._amax: dict[str, float] = {}
         self._weights: dict[tuple[str, int, int | None, str], Array] = {}
+
+    def of(self, candidate: Candidate) -> Network:
+        """The network that ``candidate`` is made from: this one, or its equalised form."""
+        return self.equalised if candidate.repairs.equalised and self.equalised is not None else self
 
     def placement(self, candidate: Candidate) -> PlacementConfig:
         """The placement configuration that builds ``candidate``."""

@@ -10,7 +10,7 @@ from pipeline.mixed.target import Figures
 from pipeline.records import Record
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from pipeline.mixed.cost import Costs
@@ -28,8 +28,12 @@ class Point(Record):
     restored: tuple[str, ...]
     """Nodes back in float."""
     repaired: bool
+    equalised: bool
+    """Made from the float model with equalised channels."""
     figures: Figures
-    """On the check set."""
+    """On the check set, by which points are chosen."""
+    unseen: Figures | None
+    """On samples that the search never used; None: not measured (all but the first and the taken point)."""
     int8_share: float
     """Share of the multiply-accumulates that run in INT8."""
     lost: float
@@ -42,11 +46,17 @@ class Point(Record):
 
 
 def pareto_points(
-    checked: Sequence[Checked], chosen: Checked, costs: Costs, quantized: Sequence[Sequence[str]], target: Target
+    checked: Sequence[Checked],
+    chosen: Checked,
+    costs: Costs,
+    quantized: Sequence[Sequence[str]],
+    target: Target,
+    unseen: Mapping[str, Figures],
 ) -> tuple[Point, ...]:
     """Rows in order of speed, the fastest first.
 
     Args:
+        unseen: figures on other samples, by the candidate's key.
         quantized: for each of ``checked``, the nodes that compute in INT8.
     """
     rows = []
@@ -65,10 +75,10 @@ def pareto_points(
             Point(
                 number=number,
                 restored=tuple(sorted(item.candidate.restored)),
-                repaired=bool(
-                    item.candidate.repairs.ranges or item.candidate.repairs.weights or item.candidate.repairs.biases
-                ),
+                repaired=item.candidate.repairs.any,
+                equalised=item.candidate.repairs.equalised,
                 figures=item.figures,
+                unseen=unseen.get(item.candidate.key),
                 int8_share=share,
                 lost=lost,
                 meets=own <= 0,

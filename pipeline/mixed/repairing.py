@@ -1,5 +1,7 @@
 """Finding repairs: proposed from local figures, kept only where the whole network gets better, all of it recorded.
 
+- **equalise**: the spread between channels of an activation moves into the weights behind it, without changing what the
+  float network computes;
 - **range**: another calibrator's range for one tensor (or group), proposed where it lowers the tensor's own error by a
   tenth or more on the search set;
 - **weights**: thresholds by least squared error instead of the largest magnitude;
@@ -47,7 +49,7 @@ class RepairRecord(Record):
     """One repair that was tried on the search set."""
 
     kind: str
-    """``range``, ``weights`` or ``bias``."""
+    """``equalise``, ``range``, ``weights`` or ``bias``."""
     what: str
     """The tensor or layer, or how many of them."""
     change: str
@@ -79,14 +81,20 @@ class _Trial:
         return kept
 
 
-def find_repairs(network: Network, evaluator: Evaluator, task: Task) -> tuple[Repairs, tuple[RepairRecord, ...]]:
+def find_repairs(
+    network: Network, evaluator: Evaluator, task: Task, *, equalised: int = 0
+) -> tuple[Repairs, tuple[RepairRecord, ...]]:
     """Try every kind of repair, in the order above, each on top of what was kept before.
 
     Args:
         evaluator: of the search set.
         task: advances once per measured repair.
+        equalised: how many tensors the network's equalised form has equalised.
     """
     trial = _Trial(evaluator, task)
+    if network.equalised is not None:
+        trial.attempt(Repairs(equalised=True), "equalise", f"{equalised} tensors", "channels' spread into the weights")
+        network = network.of(Candidate(repairs=trial.repairs))
     _repair_ranges(network, trial)
     _repair_weights(network, trial)
     _repair_biases(network, trial)

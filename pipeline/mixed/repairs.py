@@ -1,4 +1,5 @@
-"""Changes to a quantised network that cost no speed: other ranges, clipped weights, corrected biases.
+"""Changes to a quantised network that cost no speed: equalised channels, other ranges, clipped weights, corrected
+biases.
 
 A repair of the weights is written into the float model itself, clipped to the threshold: the quantise stage, which
 takes each channel's largest magnitude, then arrives at just that threshold. Ranges are handed to it through a
@@ -36,6 +37,12 @@ class Repairs:
     """Initializer to its clipped values."""
     biases: Mapping[str, Array] = field(default_factory=dict)
     """Node to its bias, one value per output channel."""
+    equalised: bool = False
+    """All of it is made to the float model with equalised channels."""
+
+    @property
+    def any(self) -> bool:
+        return bool(self.equalised or self.ranges or self.weights or self.biases)
 
     def with_ranges(self, ranges: Mapping[str, tuple[str, float]]) -> Repairs:
         return replace(self, ranges={**self.ranges, **ranges})
@@ -54,6 +61,8 @@ class Repairs:
             for name in sorted(kind):
                 digest.update(name.encode())
                 digest.update(np.ascontiguousarray(kind[name]).tobytes())
+        if self.equalised:
+            digest.update(b"equalised")
         return digest.hexdigest()[:16]
 
 

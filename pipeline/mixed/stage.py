@@ -7,18 +7,20 @@ as one of its points says. ``evaluations.json`` holds every measurement, so that
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipeline.artifact import SCALES
+from pipeline.artifact import CALIBRATION, SCALES
 from pipeline.core.errors import InputError
 from pipeline.core.files import atomic_file, write_bytes, write_json
 from pipeline.core.progress import SILENT, Progress
 from pipeline.errors.graphs import MOVEMENT
 from pipeline.mixed.candidate import Candidate, Network
 from pipeline.mixed.cost import node_costs
+from pipeline.mixed.equalising import equalised_network
 from pipeline.mixed.evaluate import Evaluator, Memory
 from pipeline.mixed.pareto import Point, pareto_plot, pareto_points
 from pipeline.mixed.repairing import RepairRecord, find_repairs
@@ -36,11 +38,13 @@ if TYPE_CHECKING:
     from pipeline.placement.plan import PlacementPlan
     from pipeline.quantize import QuantizeResult
 
-__all__ = ["EVALUATIONS", "PARETO_JSON", "PARETO_PNG", "REPAIRS", "MixedResult", "choose", "run"]
+__all__ = ["EQUALISED", "EVALUATIONS", "PARETO_JSON", "PARETO_PNG", "REPAIRS", "MixedResult", "choose", "run"]
 
 PARETO_JSON = "pareto.json"
 PARETO_PNG = "pareto.png"
 REPAIRS = "repairs.npz"
+EQUALISED = "equalised"
+"""Folder of the equalised float model and its statistics, where a point is made from them."""
 EVALUATIONS = "evaluations.json"
 
 
@@ -59,6 +63,17 @@ class MixedResult(StageResult):
     sensitivities: tuple[Sensitivity, ...]
     search_samples: int
     check_samples: int
+    """Held-aside samples on which points are judged."""
+    unseen_samples: int
+    """Held-aside samples that the search never used; 0: there were too few to spare any."""
+
+    @property
+    def equalised_model(self) -> Path:
+        return self.folder / EQUALISED / "model.onnx"
+
+    @property
+    def equalised_statistics(self) -> Path:
+        return self.folder / EQUALISED / CALIBRATION
 
     def point(self, number: int | None = None) -> Point:
         """Point ``number`` of the table; None: the one taken.
@@ -101,6 +116,8 @@ def run(
     target: Target,
     searched: Callable[[], Iterable[Batch]],
     checked: Callable[[], Iterable[Batch]],
+    unseen: Callable[[], Iterable[Batch]] | None = None,
+    calibration: Callable[[], Iterable[Batch]] | None = None,
     labels: Mapping[int, int] | None = None,
     times: Mapping[str, tuple[float, float]] | None = None,
     progress: Progress = SILENT,
@@ -112,7 +129,9 @@ def run(
         config: placement to start from; its ``exclude`` stays in float in every point.
         searched: a new pass over the small search set (calibration samples will do).
         checked: a new pass over the samples on which points are judged.
-        labels: sample number to class, of the check set; needed for a target in top-1.
+        unseen: a new pass over samples that nothing is chosen by: the first and the taken point are measured on them.
+        calibration: a new pass over all calibration samples, for equalised channels; None: those are not tried.
+        labels: sample number to class, of the two sets before; needed for a target in top-1.
         times: node to its measured time in INT8 and in float, in ms; None: multiply-accumulates stand for time.
 
     Raises:
@@ -135,7 +154,8 @@ def run(
         task.advance()
         searching = Evaluator("search", network, searched, memory)
         task.advance()
-    costs = node_costs(network.fp32, next(iter(searching.pairs()))[0], times)
+    first = next(iter(searching.pairs()))[0]
+    costs = node_costs(network.fp32, first, times)
     every = [Checked(base, checking.measure(base))]
     best, reached = every[0], target.met(every[0].figures)
     progress.note(f"all in INT8: {target.describe(best.figures)}, target: {target}")
@@ -143,8 +163,13 @@ def run(
     records: tuple[RepairRecord, ...] = ()
     sensitive: list[Sensitivity] = []
     if not reached:
+        count = 0
+        if calibration is not None:
+            found_equalised = equalised_network(network, calibration, folder / EQUALISED, progress=progress)
+            if found_equalised is not None:
+                network.equalised, count = found_equalised
         with progress.task("trying repairs", total=None, unit="repairs") as task:
-            repairs, records = find_repairs(network, searching, task)
+            repairs, records = find_repairs(network, searching, task, equalised=count)
         repaired = Candidate(repairs=repairs)
         if repaired.key != base.key:
             every.append(Checked(repaired, checking.measure(repaired)))
@@ -152,7 +177,10 @@ def run(
             kept = sum(record.kept for record in records)
             progress.note(f"with {kept} of {len(records)} repairs: {target.describe(best.figures)}")
     if not reached:
-        units = make_units(_movable(network, plan), costs)
+        own = network.of(Candidate(repairs=repairs))
+        if own is not network:
+            costs = node_costs(own.fp32, first, times)
+        units = make_units(_movable(own, own.plan(base)), costs)
         with progress.task("measuring sensitivities", total=len(units), unit="layers") as task:
             sensitive = sensitivities(units, Candidate(repairs=repairs), searching, task)
         with progress.task("searching", total=None, unit="checks") as task:
@@ -165,8 +193,15 @@ def run(
             if found.best is None or not reached
             else found.best
         )
-    quantized = [network.plan(item.candidate).quantized_nodes for item in every]
-    points = pareto_points(every, best, costs, quantized, target)
+    quantized = [network.of(item.candidate).plan(item.candidate).quantized_nodes for item in every]
+    aside = {}
+    if unseen is not None:
+        with progress.task("measuring on samples that the search never saw", total=2, unit="points") as task:
+            judge = Evaluator("unseen", network, unseen, memory, labels)
+            for item in (every[0], best):
+                aside[item.candidate.key] = judge.measure(item.candidate)
+                task.advance()
+    points = pareto_points(every, best, costs, quantized, target, aside)
     result = MixedResult(
         target=target,
         reached=reached,
@@ -177,7 +212,10 @@ def run(
         sensitivities=tuple(sensitive),
         search_samples=searching.samples,
         check_samples=checking.samples,
+        unseen_samples=next((figures.samples for figures in aside.values()), 0),
     ).at(folder)
+    if not any(point.equalised for point in points):
+        shutil.rmtree(folder / EQUALISED, ignore_errors=True)
     write_json(folder / PARETO_JSON, result.model_dump(mode="json", exclude={"dependencies"}))
     pareto_plot(folder / PARETO_PNG, points, target, costs.unit)
     _save_repairs(folder / REPAIRS, repairs)
@@ -225,10 +263,12 @@ def choose(
     config: PlacementConfig,
     number: int | None = None,
     progress: Progress = SILENT,
-) -> tuple[QuantizeResult, PlacementPlan]:
-    """Quantise the network as a point of the search says: the quantise stage's files, in ``folder``, and the plan.
+) -> QuantizeResult:
+    """Quantise the network as a point of the search says: the quantise stage's files, in ``folder``.
 
     Args:
+        model, statistics: what the search was given; for an equalised point ``result.equalised_model`` and the
+            statistics in ``result.equalised_statistics``.
         result: of :func:`run`, with its folder.
         number: of the point; None: the one that was taken.
 
@@ -259,7 +299,7 @@ def choose(
         for path in folder.glob("repaired.onnx*"):
             path.unlink()
     _name_calibrators(folder / SCALES, plan, repairs, statistics)
-    return done, plan
+    return done
 
 
 def _write_repaired(network: Network, plan: PlacementPlan, repairs: Repairs, path: Path) -> bool:

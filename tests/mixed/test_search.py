@@ -17,6 +17,7 @@ from pipeline.errors.graphs import Graph
 from pipeline.mixed import evaluate, stage
 from pipeline.mixed.candidate import Candidate, Network
 from pipeline.mixed.target import Target
+from pipeline.placement import make_plan
 from tests.errors.networks import CLASSES, network
 from tests.mixed.setting import batches_of, save, set_up
 from tests.zoo.registry import build
@@ -61,7 +62,8 @@ def _search(setting, folder, target, **options):
 
 def _choose(result, setting, folder, **options):
     folder.mkdir()
-    done, plan = mixed.choose(result, *setting.arguments(), folder=folder, config=setting.config, **options)
+    done = mixed.choose(result, *setting.arguments(), folder=folder, config=setting.config, **options)
+    plan = make_plan(setting.model, result.placement(setting.config, options.get("number")))
     return done.at(folder), plan
 
 
