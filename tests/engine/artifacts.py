@@ -11,9 +11,10 @@ import numpy as np
 from pipeline import package
 from pipeline.artifact import Artifact, CalibrationRecord, DataRecord, Manifest, SourceRecord
 from pipeline.config import Profile
+from pipeline.engine.fastest import Fastest, decide
 from pipeline.records import TensorSpec
 from tests.engine.fakes import plan
-from tests.engine.records import record
+from tests.engine.records import measurement, record
 
 PROFILE = "x=1x3,4x3,8x3"
 
@@ -60,6 +61,27 @@ def manifest(
         profiles=profiles,
         targets=targets or {},
     )
+
+
+def add_float_plan(artifact: Artifact, *, operation: str = "triple") -> Artifact:
+    """Give an artifact two profiles, 1 and 2 to 8 samples, and a float plan that serves the first."""
+    folder = artifact.folder / "engines/tensorrt"
+    one, many = (Profile.parse(text) for text in ("x=1x3,1x3,1x3", "x=2x3,4x3,8x3"))
+    sizes = [(r.min, r.opt, r.max) for profile in (one, many) for r in profile.inputs.values()]
+    (folder / "model.plan").write_bytes(plan(profiles=sizes))
+    (folder / "build.json").write_text(record(profiles=(one, many)).model_dump_json())
+    (folder / "float.plan").write_bytes(plan(operation, profiles=sizes[:1]))
+    (folder / "float.json").write_text(record(profiles=(one,), plan_bytes=7, build_seconds=2.0).model_dump_json())
+    pairs = {
+        0: (measurement("int8", 0.4, 0.5, batch=1), measurement("float", 0.2, 0.3, batch=1)),
+        1: (measurement("int8", 1.0, batch=4), measurement("float", 2.0, batch=4)),
+    }
+    fastest = Fastest(choices=decide((one, many), pairs))
+    (folder / "fastest.json").write_text(fastest.model_dump_json())
+    files = ("model.plan", "build.json", "float.plan", "float.json", "fastest.json")
+    entry = {**artifact.manifest.targets["tensorrt"], "fastest": fastest.model_dump(mode="json")}
+    names = tuple(f"engines/tensorrt/{file}" for file in files)
+    return artifact.updated(files=names, targets={"tensorrt": entry})
 
 
 class FakeBuilder:

@@ -164,7 +164,7 @@ def plan(
     dtype: str = "float32",
     scratch: int = 4096,
 ) -> bytes:
-    """A fake engine from ``x`` to ``y``: ``double`` (same shape) or ``positive`` (data-dependent size)."""
+    """A fake engine from ``x`` to ``y``: ``double``, ``triple`` (same shape) or ``positive`` (data-dependent size)."""
     return json.dumps({"operation": operation, "profiles": profiles, "dtype": dtype, "scratch": scratch}).encode()
 
 
@@ -292,7 +292,8 @@ def fake_tensorrt(graphs: FakeGraphs, *, version: str = "8.6.0") -> Any:
                     return
                 self.allocator.notify_shape("y", values.shape)
             else:
-                values, address = values * 2, addresses["y"]
+                factor = 3 if self.spec["operation"] == "triple" else 2
+                values, address = values * factor, addresses["y"]
             memory(address, values.nbytes)[:] = values.view(np.uint8)
 
     return SimpleNamespace(

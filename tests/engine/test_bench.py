@@ -11,7 +11,6 @@ from pipeline.config import Profile
 from pipeline.core.errors import InputError
 from pipeline.engine.bench import (
     Candidate,
-    Measurement,
     _launches,
     compare,
     edge_shapes,
@@ -23,29 +22,9 @@ from pipeline.engine.bench import (
 from pipeline.engine.runner import Runner
 from pipeline.engine.suite import measure_load, verdicts
 from tests.engine.fakes import plan
+from tests.engine.records import measurement
 
 PROFILES = [Profile.parse("x=1x3x8x8,1x3x8x8,1x3x8x8"), Profile.parse("x=2x3x4x4,8x3x8x8,64x3x16x16")]
-
-
-def measurement(name: str, *rounds_ms: float, batch: int = 8, graph: bool = False) -> Measurement:
-    middle = float(np.median(rounds_ms))
-    return Measurement(
-        name=name,
-        batch=batch,
-        shapes={"x": (batch, 3)},
-        cuda_graph=graph,
-        profile=0,
-        p50_ms=middle,
-        p90_ms=middle,
-        p99_ms=middle,
-        throughput=1000 * batch / middle,
-        latency_p50_ms=middle,
-        latency_p99_ms=middle,
-        launch_us=1,
-        runs=10,
-        rounds_ms=rounds_ms,
-        captured=graph,
-    )
 
 
 def test_only_differences_outside_the_noise_are_ranked() -> None:
