@@ -11,6 +11,10 @@ of 48 MB; a rival's graph newer than opset 17 is written in opset 17 and proved 
 an earlier call stopped (engines and timing caches stay in DIR), ends inside --budget-s, and writes OUT/results.json
 after every step, OUT/table.md at the end, and OUT/details.tar.gz with the layer tables, layer times and timing caches.
 
+The variant `fastest` is the runner that picks by shape between the plans of int8 and fp16, as after `quantize build
+--fastest`: fp16 for the profiles at whose optimum it was measured to be faster, int8 for the others. It is measured
+interleaved with both.
+
 The variants of `run --first` are built and measured before the others are built; what came later is measured again
 together with them, since only figures of one interleaved measurement are ranked. Several runs on one card wait for each
 other: builds may run side by side, a measurement has the card to itself.
@@ -28,7 +32,7 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,17 +42,21 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from pipeline.config import Profile
 from pipeline.core.errors import QuantizeError
-from pipeline.engine.bench import Candidate, compare, measure_compute, measure_overlap
+from pipeline.engine.bench import Candidate, Measurement, compare, measure_compute, measure_overlap
 from pipeline.engine.builder import build_engine
 from pipeline.engine.device import describe_device
+from pipeline.engine.dispatch import FastestRunner
+from pipeline.engine.fastest import Fastest, decide
 from pipeline.engine.inspect import count_layers
 from pipeline.engine.onnx_wire import read_model
 from pipeline.engine.records import BuildOptions, EngineRecord
 from pipeline.engine.runner import Runner
+from scripts.gpu_table import table
 
 RIVALS = ("modelopt", "onnxruntime")  # Q/DQ graphs of other tools, given with --rival
 FIRST = ("int8", "fp16", "implicit")
 VARIANTS = (*FIRST, *RIVALS, "int8-half-in", "fp32")
+FASTEST = "fastest"  # no engine of its own: int8 and fp16 behind the runner that picks by shape
 PACK = "pack.tar"
 
 
@@ -237,6 +245,65 @@ class Bench:
             for runner in runners.values():
                 runner.close()
 
+    def choices(self, model: str) -> Fastest:
+        """For each profile the plan that was faster with CUDA graph at its optimum; decided once."""
+        known = self.results.get("fastest", {}).get(model, {}).get("choices")
+        if known is not None:
+            return Fastest.model_validate(known)
+        profiles, pairs = self.profiles(model), {}
+        for number, profile in enumerate(profiles):
+            batch = next(iter(profile.inputs.values())).opt[0]
+            found = self.results.get("measured", {}).get(model, {}).get(f"{batch}", [])
+            by_name = {m["name"]: Measurement.model_validate(m) for m in found if m["cuda_graph"]}
+            if "int8" in by_name and "fp16" in by_name:
+                pairs[number] = (by_name["int8"], by_name["fp16"])
+        fastest = Fastest(choices=decide(profiles, pairs))
+        self.put("fastest", model, "choices", value=fastest.model_dump(mode="json"))
+        for choice in fastest.choices:
+            self.note(f"{model}: {choice}")
+        return fastest
+
+    def fastest(self, model: str) -> None:
+        """The runner that picks by shape, interleaved with the two plans that it picks from."""
+        known = self.results.get("fastest", {}).get(model, {}).get("batches", {})
+        batches = [batch for batch in self.args.batches if f"{batch}" not in known]
+        if FASTEST not in self.args.variants or not batches or self.left() < 10:
+            return
+        images, _ = self.images(model)
+        with ExitStack() as stack:
+            runners = {}
+            for graph in (False, True):
+                for variant in ("int8", "fp16"):
+                    # Two slots: one for the plan itself and one for the runner that picks it.
+                    runner = self.runner(model, variant, cuda_graphs=graph, in_flight=2)
+                    if runner is None:
+                        return
+                    runners[variant, graph] = stack.enter_context(runner)
+            float_profiles = self.choices(model).float_profiles
+            picking = {
+                graph: FastestRunner(runners["int8", graph], runners["fp16", graph], float_profiles)
+                for graph in (False, True)
+            }
+            for batch in batches:
+                if self.left() < 10:
+                    continue
+                shapes = {picking[True].inputs[0].name: (batch, *images.shape[1:])}
+                # Where int8 serves, only that picking costs nothing is shown: with graph, where it would be seen.
+                graphs = (False, True) if picking[True].plan_for(shapes) == "float" else (True,)
+                candidates = [
+                    Candidate(variant, runners[variant, g], g) for g in graphs for variant in ("int8", "fp16")
+                ]
+                candidates += [Candidate(FASTEST, picking[g], g) for g in graphs]
+                samples = dict.fromkeys(shapes, images[:batch])
+                found = measure_compute(candidates, shapes, rounds=self.args.rounds, samples=samples)
+                self.put("fastest", model, "batches", f"{batch}", value=[m.model_dump(mode="json") for m in found])
+                *others, ours = (m for m in found if m.cuda_graph)
+                for other in others:
+                    self.note(
+                        f"{model} batch {batch}: fastest ({ours.plan}, {ours.throughput:,.0f} images/s) against "
+                        f"{other.name} ({other.throughput:,.0f}): {compare(ours, other)}"
+                    )
+
     def accuracy(self, model: str) -> None:
         images, stored = self.images(model)
         labels = stored["labels"]
@@ -305,7 +372,8 @@ class Bench:
                 tar.add(path, arcname=path.relative_to(self.args.at))
 
     def run(self) -> None:
-        groups = [[v for v in self.args.variants if (v in self.args.first) == first] for first in (True, False)]
+        built = [variant for variant in self.args.variants if variant != FASTEST]
+        groups = [[variant for variant in built if (variant in self.args.first) == first] for first in (True, False)]
         for variants in groups:
             for model in self.models:
                 for variant in variants:
@@ -313,7 +381,7 @@ class Bench:
                         self.build(model, variant)
                         self.details()
             with card(alone=True):  # for all of it: between two batches another run would begin a build
-                for step in (self.measure, self.accuracy, self.overlap, self.layers):
+                for step in (self.measure, self.fastest, self.accuracy, self.overlap, self.layers):
                     for model in self.models:
                         self.attempt(step, model)
         for model in self.models:
@@ -335,69 +403,6 @@ class Bench:
             self.note(f"{model} {step.__name__}: {error}")
         else:
             self.results.get("failures", {}).pop(f"{model}/{step.__name__}", None)
-
-
-def table(results: dict[str, Any]) -> str:
-    """The figures as Markdown."""
-    lines = []
-    for model, batches in results.get("measured", {}).items():
-        lines += [f"\n{model}, images/s without / with CUDA graph (P50 in ms with graph)\n"]
-        names = list(dict.fromkeys(m["name"] for found in batches.values() for m in found))
-        lines += ["| batch | " + " | ".join(names) + " |", "|---:|" + "---:|" * len(names)]
-        for batch, found in sorted(batches.items(), key=lambda item: int(item[0])):
-            cells = []
-            for name in names:
-                pair = {m["cuda_graph"]: m for m in found if m["name"] == name}
-                rates = " / ".join(
-                    f"{pair[graph]['throughput']:,.0f}" if graph in pair else "-" for graph in (False, True)
-                )
-                cells.append(rates + (f" ({pair[True]['p50_ms']:.3f})" if True in pair else ""))
-            lines.append(f"| {batch} | " + " | ".join(cells) + " |")
-    if results.get("accuracy"):
-        lines += ["\n| model | engine | top-1 | onnxruntime, same graph | agreement |", "|---|---|---:|---:|---:|"]
-        for model, variants in results["accuracy"].items():
-            for name, f in variants.items():
-                reference = (
-                    f"{100 * f['top1_onnxruntime']:.2f} % | {100 * f['agreement']:.2f} %"
-                    if "agreement" in f
-                    else "- | -"
-                )
-                lines.append(f"| {model} | {name} | {100 * f['top1']:.2f} % | {reference} |")
-    if results.get("overlap"):
-        lines += [
-            "\n| model | engine | batch | compute alone | one request at a time | overlapped | share | copies alone |",
-            "|---|---|---:|---:|---:|---:|---:|---:|",
-        ]
-        for model, variants in results["overlap"].items():
-            for name, f in variants.items():
-                rates = " | ".join(f"{f[key]:,.0f}" for key in ("compute_alone", "one_at_a_time", "overlapped"))
-                lines.append(
-                    f"| {model} | {name} | {f['batch']} | {rates} | {f['share']:.1%} | {f['copy_in_alone']:,.0f} |"
-                )
-    if results.get("builds"):
-        lines += [
-            "\n| model | engine | build (timing cache before it) | again | plan "
-            "| layers, int8 / float convolutions, reformats, pointwise: of each profile |",
-            "|---|---|---:|---:|---:|---|",
-        ]
-        for model, variants in results["builds"].items():
-            for name, builds in variants.items():
-                first, second = builds.get("build", {}), builds.get("second_build", {})
-                seconds = f"{first['build_seconds']:.1f} s ({first['timing_cache']})" if first else "-"
-                again = f"{second['build_seconds']:.1f} s" if second else "-"
-                counts = first.get("layers") or results.get("layer_counts", {}).get(model, {}).get(name) or {}
-                plan = f"{first.get('plan_bytes', 0) / 1e6:.1f} MB"
-                lines.append(f"| {model} | {name} | {seconds} | {again} | {plan} | {_counts(counts)} |")
-    return "\n".join(lines) + "\n"
-
-
-def _counts(counts: dict[str, Any]) -> str:
-    parts = counts.get("per_profile") or ([counts] if counts else [])
-    texts = (
-        f"{c['layers']}, {c['convolutions_int8']} / {c['convolutions_float']}, {c['reformats']}, {c['pointwise']}"
-        for c in parts
-    )
-    return "; ".join(texts) or "-"
 
 
 def main() -> None:
@@ -432,7 +437,8 @@ def main() -> None:
     three.add_argument("--budget-s", type=float, default=560)
     three.add_argument("--reserve-s", type=float, default=90, help="kept for measuring: builds end before")
     three.add_argument("--models", nargs="*", default=[])
-    three.add_argument("--variants", nargs="*", default=list(VARIANTS), choices=VARIANTS)
+    every = (*VARIANTS, FASTEST)
+    three.add_argument("--variants", nargs="*", default=list(every), choices=every)
     three.add_argument("--first", nargs="*", default=list(FIRST), choices=VARIANTS, help="built and measured first")
     three.add_argument("--batches", type=lambda text: [int(v) for v in text.split(",")], default=[1, 8, 64, 128])
     three.add_argument(

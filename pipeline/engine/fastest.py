@@ -56,12 +56,12 @@ class ProfileChoice(Record):
     """Mean of each round: their range is the noise."""
     float_rounds_ms: tuple[float, ...] = ()
     verdict: Literal["faster", "slower", "within noise", "not measured"]
-    """Of float against INT8. Not measured: another profile has the same optimum and serves it."""
+    """Of float against INT8. Not measured: such as a profile whose optimum another one serves."""
     chosen: Literal["int8", "float"]
 
     def __str__(self) -> str:
         if self.int8_ms is None or self.float_ms is None:
-            return f"profile {self.profile}: another profile serves its optimum; it stays INT8"
+            return f"profile {self.profile}: not measured, it stays INT8"
         return (
             f"profile {self.profile}: INT8 {self.int8_ms:.4f} ms, float {self.float_ms:.4f} ms: float is "
             f"{self.verdict}; {'float' if self.chosen == 'float' else 'INT8'} serves it"

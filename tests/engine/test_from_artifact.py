@@ -170,7 +170,7 @@ def test_figures_of_a_check() -> None:
 
 def test_serving_imports_nothing_heavy() -> None:
     """Building from an artifact and running need numpy, pydantic and TensorRT/PyCUDA only."""
-    modules = ("from_artifact", "runner", "capture", "suite", "inspect", "lint", "coverage", "child")
+    modules = ("from_artifact", "runner", "dispatch", "capture", "suite", "inspect", "lint", "coverage", "child")
     heavy = (
         "torch",
         "onnx",

@@ -13,11 +13,12 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from pipeline.core.errors import CheckFailed, InputError, ToolError
+from pipeline.engine.bench import Measurement
 from pipeline.engine.records import LayerCounts
 from scripts import gpu_bench, gpu_pack
 from tests.engine import graphs
 from tests.engine.fakes import plan
-from tests.engine.records import record
+from tests.engine.records import measurement, record
 
 PROFILES = (((1, 3, 4, 4),) * 3, ((2, 3, 4, 4), (4, 3, 4, 4), (8, 3, 4, 4)))
 
@@ -116,7 +117,7 @@ class Session:
             at=self.at,
             out=self.out,
             models=[],
-            variants=list(gpu_bench.VARIANTS),
+            variants=[*gpu_bench.VARIANTS, gpu_bench.FASTEST],
             first=list(gpu_bench.FIRST),
             batches=[1, 4],
             profiles="1:1:1,2:4:8",
@@ -186,6 +187,62 @@ def test_overlap_and_layers_of_every_engine(
     assert json.loads((folder / "layer-times-64.json").read_text()) == {"first": 0.5, "second": 0.25}
     assert "(64, 3, 4, 4) on profile 1" in (folder / "layers-64.json").read_text()
     assert "failures" not in results
+
+
+MS = {("int8", 1): 1.0, ("fp16", 1): 0.5, ("int8", 4): 1.0, ("fp16", 4): 2.0}
+
+
+def given_times(candidates, shapes, *, rounds: int, samples) -> list[Measurement]:
+    """Stands in for ``measure_compute``; what picks takes as long as what it picked."""
+    found = []
+    for candidate in candidates:
+        batch, runner = shapes["x"][0], candidate.runner
+        picked = {"int8": "int8", "float": "fp16", None: candidate.name}[runner.plan_for(shapes)]
+        ms = MS.get((picked, batch), 3.0)
+        entry = measurement(candidate.name, ms, ms * 1.01, batch=batch, graph=candidate.cuda_graph)
+        found.append(entry.model_copy(update={"plan": runner.plan_for(shapes)}))
+    return found
+
+
+def test_the_runner_that_picks_is_measured_between_its_two_plans(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_bench, "measure_compute", given_times)
+    session.refused = {"modelopt", "int8-half-in", "fp32"}
+    results = session.run(batches=[1, 2, 4])
+    fastest = results["fastest"]["net"]
+    choices = fastest["choices"]["choices"]
+    assert [(c["float_ms"], c["verdict"], c["chosen"]) for c in choices] == [
+        (pytest.approx(0.5025), "faster", "float"),
+        (pytest.approx(2.01), "slower", "int8"),
+    ]
+    for batch, plan_name, count in (("1", "float", 6), ("2", "int8", 3), ("4", "int8", 3)):
+        found = fastest["batches"][batch]
+        assert len(found) == count
+        assert {m["plan"] for m in found if m["name"] == "fastest"} == {plan_name}
+    text = (session.out / "table.md").read_text()
+    assert "| x=1x3x4x4,1x3x4x4,1x3x4x4 | 1.0050 | 0.5025 | faster | fp16 |" in text
+    assert "| fp16 | faster | within noise |" in text
+    assert "| int8 | within noise | faster |" in text
+    assert "failures" not in results or "net/fastest" not in results["failures"]
+
+
+def test_choices_are_made_once_and_only_what_is_missing_is_measured(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_bench, "measure_compute", given_times)
+    session.run(batches=[1], variants=["int8", "fp16", "fastest"])
+    monkeypatch.setitem(MS, ("fp16", 4), 0.1)
+    results = session.run(batches=[1, 4], variants=["int8", "fp16", "fastest"])
+    choices = results["fastest"]["net"]["choices"]["choices"]
+    assert [c["verdict"] for c in choices] == ["faster", "not measured"]
+    assert set(results["fastest"]["net"]["batches"]) == {"1", "4"}
+    assert "| - | - | not measured | int8 |" in (session.out / "table.md").read_text()
+
+
+@pytest.mark.parametrize("variants", [["int8", "fastest"], ["int8", "fp16"]])
+def test_without_both_plans_or_unasked_nothing_is_picked(session: Session, variants: list[str]) -> None:
+    assert "fastest" not in session.run(variants=variants)
 
 
 def test_a_measurement_has_the_card_to_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
