@@ -17,10 +17,12 @@ import numpy as np
 
 from pipeline.core.errors import ToolError
 from pipeline.core.lazy import require
-from pipeline.engine.device import no_device_reason
+from pipeline.engine.device import describe_device, no_device_reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from pipeline.engine.records import DeviceInfo
 
 __all__ = ["Device", "DeviceBuffer", "Graph", "PinnedBuffer", "Stream", "open_device"]
 
@@ -42,6 +44,11 @@ class Device:
         self.users: weakref.WeakSet[Any] = weakref.WeakSet()
         """What must be closed before the context goes at the end of the process; each has ``close()``."""
         atexit.register(self._finish)
+
+    @functools.cached_property
+    def info(self) -> DeviceInfo | None:
+        """What the driver says of the card, asked once per process: NVML is started for it."""
+        return describe_device(self.number)
 
     def _finish(self) -> None:
         """PyCUDA complains, and leaks, when its objects outlive the context or the context is dropped undetached."""

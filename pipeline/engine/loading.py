@@ -10,7 +10,7 @@ from pipeline.artifact import engine_folder
 from pipeline.core.errors import CheckFailed, InputError, ToolError
 from pipeline.core.files import sha256_file
 from pipeline.engine.compat import RTX_CARDS, rtx_runs_on
-from pipeline.engine.device import describe_device, no_device_reason
+from pipeline.engine.device import no_device_reason
 from pipeline.engine.messages import make_logger, worst_words
 from pipeline.engine.records import BUILD_FILE, PLAN_FILE, EngineRecord
 
@@ -118,18 +118,18 @@ def artifact_engine(artifact: Artifact, target: str) -> tuple[Path, EngineRecord
 
 
 def load_engine(
-    plan: Path | bytes, api: Api, *, record: EngineRecord | None = None, device_number: int = 0
+    plan: Path | bytes, api: Api, *, device: DeviceInfo | None, record: EngineRecord | None = None
 ) -> LoadedEngine:
     """Deserialise ``plan`` on the card that is current.
 
     Args:
+        device: the card; None where there is none.
         record: what ``build.json`` beside the plan says; None: TensorRT alone decides whether it fits.
 
     Raises:
         InputError: the file is missing or empty, or the engine is for another card or version.
         ToolError: no card, or TensorRT refuses, in its own words.
     """
-    device = describe_device(device_number)
     if device is None:  # TensorRT 8.6 ends the process here
         raise ToolError(
             f"no engine can run here: {no_device_reason()}", remedy="`quantize doctor` says what works here"

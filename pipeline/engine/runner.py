@@ -76,7 +76,7 @@ class Runner(Serving):
         self._changed = threading.Condition()
         with self.device.active():
             before = self.device.free_bytes()
-            self._loaded = load_engine(plan, self.api, record=record, device_number=device_number)
+            self._loaded = load_engine(plan, self.api, device=self.device.info, record=record)
             try:
                 self.io = EngineIO(self._loaded.engine, self.api)
                 for _ in range(in_flight):

@@ -9,7 +9,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from pipeline.engine import cuda, device, loading, runner
+from pipeline.engine import cuda, device, runner
 from pipeline.engine.compat import Api
 from pipeline.engine.records import DeviceInfo
 from tests.engine.fakes import FakeDriver, FakeGraphs, fake_tensorrt
@@ -29,7 +29,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     monkeypatch.setattr(cuda, "no_device_reason", lambda: None)
     monkeypatch.setattr(cuda, "_libcuda", lambda: graphs)
     monkeypatch.setattr(cuda.atexit, "register", lambda function: function)
-    monkeypatch.setattr(loading, "describe_device", lambda number=0: CARD)
+    monkeypatch.setattr(cuda, "describe_device", lambda number=0: CARD)
     monkeypatch.setattr(device, "describe_device", lambda number=0: CARD)
     monkeypatch.setattr(runner, "load_api", lambda target: api)
     cuda.open_device.cache_clear()

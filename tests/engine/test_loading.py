@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import pytest
 
 from pipeline.core.errors import InputError, ToolError
-from pipeline.engine import loading
 from pipeline.engine.compat import Api
 from pipeline.engine.loading import check_engine, load_engine
 from pipeline.engine.records import BuildOptions
@@ -72,10 +71,9 @@ def test_without_a_card_nothing_runs() -> None:
         check_engine(record(), OLD, None)
 
 
-def test_loading_without_a_driver_never_reaches_tensorrt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "describe_device", lambda number=0: None)
+def test_loading_without_a_driver_never_reaches_tensorrt() -> None:
     with pytest.raises(ToolError, match="no engine can run here"):
-        load_engine(b"plan", Api(trt=None, rtx=False, version="8.6.0"))
+        load_engine(b"plan", Api(trt=None, rtx=False, version="8.6.0"), device=None)
 
 
 def test_plans_that_are_missing_empty_or_damaged(card: SimpleNamespace, tmp_path: Path) -> None:
