@@ -366,21 +366,27 @@ def judge_fault(kind: str, folder: Path) -> dict[str, Any]:
         undisturbed = folder / "none.result"
         good = int(status) == 0 and not said and undisturbed.exists() and digest == undisturbed.read_text()
     seconds = float(end) - float(start)
+    after = float(end) - float(moment.read_text()) if moment.exists() else seconds
     return {
         "fault": kind,
         "seconds": round(seconds, 1),
-        "seconds_after_fault": round(float(end) - float(moment.read_text()), 1) if moment.exists() else None,
+        "seconds_after_fault": round(after, 1) if moment.exists() else None,
         "status": int(status),
         "said": said,
         "digest": digest,
-        "passed": good and seconds < 60,
+        "passed": good and (kind == "none" or after < 60),
     }
 
 
-def rate(run: dict[str, Any]) -> float:
-    """Images a second of all ranks together, without the model's loading and the first batch."""
+def rate(run: dict[str, Any]) -> float | None:
+    """Images a second of all ranks together, without the model's loading and the first batch.
+
+    None: no rank has a second one.
+    """
     size = len(run["seconds"])
     batches = run["batches"] / size - 1
+    if batches <= 0:
+        return None
     slowest = max(whole - first for whole, first in zip(run["seconds"], run["first_seconds"], strict=True))
     return float(size * batches * run["samples"] / run["batches"] / slowest)
 
@@ -423,11 +429,12 @@ def report(folder: Path, gpus: int, out: Path) -> None:
             same_file = files[str(count)] == files["1"] if {str(count), "1"} <= set(files) else None
             on_gpu = run["backend"] == "nccl"
             check(f"{name}: every rank runs the first batch alike", run["passed"])
-            runs.append({"model": model, "ranks": count, "images_per_s": rate(run), "bits": bits, **run})
+            speed = rate(run)
+            runs.append({"model": model, "ranks": count, "images_per_s": speed, "bits": bits, **run})
             cells = [
                 model,
                 f"{count} over {run['backend']}",
-                f"{rate(run):.0f} images/s ({run['samples'] / rate(run):.2f} s for {run['samples']})",
+                f"{speed:.0f} images/s ({run['samples'] / speed:.2f} s for {run['samples']})" if speed else "-",
                 f"{max(run['seconds']):.2f} s",
                 f"{1e3 * run['merge_seconds']:.0f} ms",
                 check(f"{name}: statistics as on one", alike),

@@ -54,11 +54,15 @@ def test_time_after_the_fault(tmp_path: Path) -> None:
     (tmp_path / "kill-batch.moment").write_text("107.5")
     found = ended(tmp_path, "kill-batch", status=1, log=DIED)
     assert (found["seconds"], found["seconds_after_fault"]) == (9.0, 1.5)
+    assert ended(tmp_path, "kill-batch", status=1, log=DIED, seconds=67)["passed"], "59.5 s after the fault"
+    assert not ended(tmp_path, "kill-batch", status=1, log=DIED, seconds=68)["passed"]
+    assert ended(tmp_path, "none", status=0, result="d", seconds=100)["passed"]
 
 
 def test_rate_leaves_the_first_batch_out() -> None:
     run = {"seconds": [3.0, 4.0], "first_seconds": [2.0, 2.0], "batches": 10, "samples": 320}
     assert gpu_nccl.rate(run) == pytest.approx(2 * 4 * 32 / 2.0)
+    assert gpu_nccl.rate({**run, "batches": 2, "samples": 64}) is None
 
 
 def test_a_report_of_nothing_fails_and_says_what_was_not_run(tmp_path: Path) -> None:
