@@ -55,9 +55,11 @@ def mixed_table(entry: dict[str, Any]) -> Table:
     Args:
         entry: ``mixed`` of a manifest.
     """
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    table = Table(title=f"mixed precision, {entry['text']}: points to --choose from", title_justify="left")
+    title = f"mixed precision, {entry['text']}: points to --choose from"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, caption_justify="left")
     rows = [(point, point["figures"]) for point in entry["points"]]
     columns = {
         "point": [f"{p['number']} built" if p["number"] == entry["point"] else str(p["number"]) for p, _ in rows],

@@ -49,6 +49,9 @@ class Memory:
             except ValueError as error:
                 raise InputError(f"{path} is damaged: {error}", remedy="delete it; the search starts anew") from error
 
+    def __len__(self) -> int:
+        return len(self._found)
+
     def get(self, key: str) -> Figures | None:
         found = self._found.get(key)
         return None if found is None else Figures.model_validate(found)

@@ -149,6 +149,8 @@ def run(
     if not plan.quantized_nodes:
         raise InputError("nothing in this model is quantised, so there is nothing to search")
     memory = Memory(folder / EVALUATIONS)
+    if len(memory):
+        progress.note(f"the search goes on after {len(memory)} measurements of an unfinished one")
     with progress.task("running the float model", total=None, unit="sets") as task:
         checking = Evaluator("check", network, checked, memory, labels)
         task.advance()

@@ -56,6 +56,8 @@ def summary_markdown(manifest: Manifest) -> str:
                 for layer in worst
             ],
         )
+    if manifest.mixed:
+        lines += ["", "## Mixed precision", "", *_mixed(manifest.mixed)]
     if manifest.targets:
         lines += ["", "## Engines", ""]
         rows_targets = [
@@ -72,6 +74,39 @@ def summary_markdown(manifest: Manifest) -> str:
     if manifest.warnings:
         lines += ["", "## Warnings", "", *(f"- {warning}" for warning in manifest.warnings)]
     return "\n".join(lines) + "\n"
+
+
+def _mixed(entry: dict[str, Any]) -> list[str]:
+    """The points of a search, as a table, and what they were judged by."""
+    reached = "" if entry["reached"] else ", which no mix reaches"
+    unseen = (
+        f" The figures above are of {entry['unseen_samples']} others, which the search never saw."
+        if entry["unseen_samples"]
+        else " The figures above are of the same samples, and flatter."
+    )
+    rows = []
+    for point in entry["points"]:
+        figures = point["figures"]
+        rows.append(
+            (
+                f"**{point['number']}**" if point["number"] == entry["point"] else str(point["number"]),
+                f"{100 * point['int8_share']:.1f} %",
+                f"{point['lost']:.4g}",
+                str(point["restored"]),
+                f"{figures['sqnr_db']:.2f} dB",
+                "-" if figures["agreement"] is None else f"{100 * figures['agreement']:.2f} %",
+                "-" if figures["top1"] is None else f"{100 * figures['top1']:.2f} %",
+                "yes" if point["meets"] else "no",
+            )
+        )
+    header = ("point", "MACs in INT8", f"lost, {entry['unit']}", "nodes in float", "SQNR", "agreement", "top-1", "meets")
+    return [
+        f"Target: {entry['text']}{reached}. Points are judged on {entry['check_samples']} held-aside samples.{unseen}",
+        f"The bold one was built, with {len(entry['restored'])} nodes back in float and {entry['repairs']} repairs; "
+        "`--choose` builds another. All of it is in `pareto.json`, the picture in `pareto.png`.",
+        "",
+        *_table(header, rows),
+    ]
 
 
 def _output_cells(output: dict[str, Any]) -> tuple[str, ...]:
