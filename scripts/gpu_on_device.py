@@ -2,13 +2,13 @@
 """Are the scales that a real engine uses those of its artifact? On a GPU machine; numpy, pydantic, TensorRT and PyCUDA.
 
     gpu_on_device.py pack NAME=ARTIFACT... --out PACK                 here: the parts of the artifacts that it needs
-    gpu_on_device.py run PACK --out OUT [--bench DIR] [--target ...]  there
+    gpu_on_device.py run PACK --out OUT [--bench DIR...]              there
 
 For each artifact a probe is built (an engine of the same Q/DQ graph that returns every DequantizeLinear's output), run
 on the recorded samples, and the scale of each tensor is measured from its values. The outputs of the artifact's own
 engine, or of the probe where there is none for the target, are compared with the recorded ones: what `quantize verify
---on-device` does. A graph too large for PACK, and a TensorRT engine, are taken from DIR of ``gpu_bench.py`` where NAME
-is the same there. Writes OUT/on_device.md and OUT/on_device.json after every artifact; exit code 1 when a scale or an
+--on-device` does. A graph too large for PACK, and a TensorRT engine, are taken from the first DIR of ``gpu_bench.py``
+that has NAME. Writes OUT/on_device.md and OUT/on_device.json after every artifact; exit code 1 when a scale or an
 output is wrong or an artifact could not be checked.
 """
 
@@ -52,21 +52,21 @@ def pack(artifacts: list[str], out: Path) -> None:
         print(f"{folder}: {size / 1e6:.1f} MB" + (f", {INT8_MODEL} comes from gpu_bench.py's pack" if large else ""))
 
 
-def assembled(source: Path, bench: Path | None, target: str, work: Path) -> Path:
+def assembled(source: Path, benches: list[Path], target: str, work: Path) -> Path:
     """The artifact in a folder of its own, with the graph and the engine of the bench where they are there."""
     folder = work / source.name
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(source, folder)
     added = []
     if not (folder / INT8_MODEL).exists():
-        graph = None if bench is None else bench / source.name / "int8.onnx"
-        if graph is None or not graph.exists():
+        graphs = [graph for bench in benches if (graph := bench / source.name / "int8.onnx").exists()]
+        if not graphs:
             raise InputError(f"{source} has no {INT8_MODEL}", remedy="give gpu_bench.py's folder with --bench")
-        link_or_copy(graph, folder / INT8_MODEL)
-        link_or_copy(graph.with_name(WEIGHTS), folder / WEIGHTS)
+        link_or_copy(graphs[0], folder / INT8_MODEL)
+        link_or_copy(graphs[0].with_name(WEIGHTS), folder / WEIGHTS)
         added += [INT8_MODEL, WEIGHTS]
-    engine = None if bench is None else bench / "engines" / source.name / "int8"
-    if target == "tensorrt" and engine is not None and (engine / "build.json").exists():
+    engines = [bench / "engines" / source.name / "int8" for bench in benches if target == "tensorrt"]
+    for engine in [engine for engine in engines if (engine / "build.json").exists()][:1]:
         place = folder / engine_folder(target)
         place.mkdir(parents=True, exist_ok=True)
         for file in ("model.plan", "build.json"):
@@ -142,7 +142,7 @@ def main() -> int:
     there = commands.add_parser("run")
     there.add_argument("pack", type=Path)
     there.add_argument("--out", type=Path, required=True)
-    there.add_argument("--bench", type=Path)
+    there.add_argument("--bench", type=Path, nargs="+", default=[])
     there.add_argument("--target", default="tensorrt", choices=["tensorrt", "rtx"])
     there.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "quantize-probes")
     given = parser.parse_args()

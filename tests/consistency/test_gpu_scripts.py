@@ -103,8 +103,8 @@ def packed(source: Path, folder: Path) -> Path:
     return folder
 
 
-def on_device(pack: Path, out: Path, bench: Path | None = None) -> tuple[int, dict[str, Any]]:
-    given = SimpleNamespace(pack=pack, out=out, bench=bench, target="tensorrt", work=out)
+def on_device(pack: Path, out: Path, *benches: Path) -> tuple[int, dict[str, Any]]:
+    given = SimpleNamespace(pack=pack, out=out, bench=list(benches), target="tensorrt", work=out)
     code = gpu_on_device.run(given)  # type: ignore[arg-type]
     (found,) = json.loads((out / "on_device.json").read_text())
     return code, found
@@ -150,7 +150,7 @@ def test_on_device_without_a_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert code == 1
     assert found["error"].startswith(f"{pack / 'net'} has no {INT8_MODEL}")
     with pytest.raises(InputError, match=r"give gpu_bench\.py's folder with --bench"):
-        gpu_on_device.assembled(pack / "net", tmp_path, "tensorrt", tmp_path / "work")
+        gpu_on_device.assembled(pack / "net", [tmp_path], "tensorrt", tmp_path / "work")
 
 
 def test_graph_and_engine_of_the_bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,9 +161,9 @@ def test_graph_and_engine_of_the_bench(tmp_path: Path, monkeypatch: pytest.Monke
                           ("engines/net/int8/model.plan", b"p"), ("engines/net/int8/build.json", b"{}")):  # fmt: skip
         (bench / name).parent.mkdir(parents=True, exist_ok=True)
         (bench / name).write_bytes(content)
-    folder = gpu_on_device.assembled(pack / "net", bench, "tensorrt", tmp_path / "work")
+    folder = gpu_on_device.assembled(pack / "net", [tmp_path, bench], "tensorrt", tmp_path / "work")
     files = Artifact.open(folder).manifest.files
     assert (folder / INT8_MODEL).read_bytes() == (source / INT8_MODEL).read_bytes()
     assert (folder / "weights.bin").exists()
     assert {"engines/tensorrt/model.plan", "engines/tensorrt/build.json"} <= set(files)
-    assert gpu_on_device.assembled(pack / "net", bench, "tensorrt", tmp_path / "work") == folder, "twice"
+    assert gpu_on_device.assembled(pack / "net", [tmp_path, bench], "tensorrt", tmp_path / "work") == folder, "twice"
