@@ -19,6 +19,40 @@ def build_config(**fields: object) -> BuildConfig:
     return config
 
 
+@pytest.mark.parametrize(
+    ("mixed", "text"),
+    [
+        ({"min_sqnr": "20dB"}, "SQNR of at least 20 dB"),
+        ({"min_sqnr": 20.5}, "SQNR of at least 20.5 dB"),
+        ({"min_agreement": 99}, "agreement of at least 99 %"),
+        ({"choose": 0}, "None"),
+        ({}, "None"),
+    ],
+)
+def test_target_of_mixed_precision(mixed: dict[str, object], text: str) -> None:
+    config = build_config(mixed=mixed).mixed
+    assert str(config.target) == text
+    assert config.wanted == bool(mixed)
+
+
+@pytest.mark.parametrize(
+    ("mixed", "message"),
+    [
+        ({"max_drop": "0.5%"}, "--max-drop is about top-1, which needs labels: add --labels"),
+        ({"min_sqnr": "20", "min_agreement": "99%"}, "--min-sqnr and --min-agreement are given; a search has one"),
+        ({"min_sqnr": "20%"}, "--min-sqnr '20%' is not a number such as 20dB"),
+        ({"min_sqnr": True}, "mixed.min_sqnr: Input should be a valid string"),
+        ({"layer_times": ["a.json", "b.json"]}, "--layer-times is for a search: give --max-drop, --min-sqnr or"),
+        ({"choose": -1}, "mixed.choose: Input should be greater than or equal to 0"),
+        ({"min_sqr": "20"}, "unknown key 'mixed.min_sqr'; did you mean 'min_sqnr'?"),
+    ],
+)
+def test_bad_targets_of_mixed_precision(mixed: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        build_config(mixed=mixed)
+    assert message in str(caught.value)
+
+
 def test_profile_text_round_trip() -> None:
     text = "x=1x3x224x224,8x3x224x224,64x3x224x224;mask=1x16,1x16,1x16"
     profile = Profile.parse(text)

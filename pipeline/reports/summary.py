@@ -99,7 +99,8 @@ def _mixed(entry: dict[str, Any]) -> list[str]:
                 "yes" if point["meets"] else "no",
             )
         )
-    header = ("point", "MACs in INT8", f"lost, {entry['unit']}", "nodes in float", "SQNR", "agreement", "top-1", "meets")
+    lost = f"lost, {entry['unit']}"
+    header = ("point", "MACs in INT8", lost, "nodes in float", "SQNR", "agreement", "top-1", "meets")
     return [
         f"Target: {entry['text']}{reached}. Points are judged on {entry['check_samples']} held-aside samples.{unseen}",
         f"The bold one was built, with {len(entry['restored'])} nodes back in float and {entry['repairs']} repairs; "

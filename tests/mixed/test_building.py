@@ -24,6 +24,7 @@ from pipeline.core.errors import CheckFailed
 from pipeline.core.ort import make_session
 from pipeline.mixed.evaluate import Evaluator
 from pipeline.stages import build
+from tests.mixed.test_times import write
 from tests.placement.test_equalise import depthwise
 
 PROFILE = "x=1x3x16x16,4x3x16x16,8x3x16x16"
@@ -248,6 +249,26 @@ def test_a_search_killed_midway_goes_on(inputs: Path, tmp_path: Path) -> None:
     assert quantize(*arguments(inputs, whole, "--min-sqnr", "190dB")).code == 1
     for name in ("model.int8.onnx", "reports/pareto.json"):
         assert (out / name).read_bytes() == (whole / name).read_bytes()
+
+
+def test_measured_layer_times_are_the_cost(inputs: Path, tmp_path: Path) -> None:
+    """Every convolution saves 1 ms but one, which saves next to nothing."""
+    nodes = [node.name for node in onnx.load(inputs / "net.onnx").graph.node if node.op_type == "Conv"]
+    slow = dict.fromkeys(nodes, 2.0) | {nodes[2]: 1.001}
+    files = [write(tmp_path / "int8.json", dict.fromkeys(nodes, 1.0)), write(tmp_path / "float.json", slow)]
+    args = arguments(inputs, tmp_path / "net", "--min-sqnr", "28dB")
+    done = quantize(*args, "--layer-times", *files, "--json")
+    assert done.code == 0, done.stderr
+    entry = json.loads(done.stdout)["mixed"]
+    assert entry["unit"] == "ms"
+    table = json.loads((tmp_path / "net" / "reports" / "pareto.json").read_text())
+    costs = {item["nodes"][0]: item["cost"] for item in table["sensitivities"]}
+    assert [costs[name] for name in nodes] == pytest.approx([1.0, 1.0, 0.001, 1.0])
+    built = entry["points"][entry["point"]]
+    assert built["lost"] == pytest.approx(sum(slow[name] - 1.0 for name in entry["restored"]))
+    missing = quantize(*args, "--layer-times", files[0], tmp_path / "none.json")
+    assert missing.code == 2
+    assert f"layer times {tmp_path / 'none.json'} do not exist" in missing.stderr
 
 
 # -- equalised channels ----------------------------------------------------------------------------------------------
