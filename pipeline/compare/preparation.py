@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Candidate", "Preparation"]
 
-_BATCH_BYTES: Final = 2_500_000
+_BATCH_BYTES: Final = 1_000_000
 _MOST_ROWS: Final = 64
 
 

@@ -75,8 +75,8 @@ def results(outcome: Outcome) -> str:
         f"{outcome.samples} others are measured, with their labels. Gaussian noise, in standard deviations of each "
         f"tensor over the calibration samples, is added to the outputs of {len(document['activation_layers'])} ReLU6 "
         f"layers, in FP32 and INT8 alike: {document['seeds']['shift_draws']} drawings per strength, seed "
-        f"{document['seeds']['experiment']}. The Q/DQ graphs are computed by onnxruntime on a CPU without graph "
-        f"optimisation; {tools}.",
+        f"{document['seeds']['experiment']}. The Q/DQ graphs are computed by onnxruntime on a CPU with float kernels, "
+        f"without integer fusion; {tools}.",
         "",
         f"{len(runs['measured_seconds'])} evaluations in {runs['seconds'] / 60:.1f} minutes "
         f"({runs['cpu_seconds_of_this_process'] / 60:.1f} minutes of CPU time), {runs['taken_from_cache']} taken from "

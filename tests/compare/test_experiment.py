@@ -369,7 +369,7 @@ class _Card:
     """A stand-in for TensorRT: the engine is the graph itself, run by onnxruntime within the engine's profile."""
 
     def __init__(self, plan: Path, *, target: str, record: Any) -> None:
-        self.session = make_session(plan, optimise=False, threads=1)
+        self.session = make_session(plan, threads=1)
         self.profile = record
         self.inputs = self.session.get_inputs()
         self.outputs = self.session.get_outputs()
