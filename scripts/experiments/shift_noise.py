@@ -5,7 +5,7 @@
 Every calibrator on 372 held-aside ImageNet photographs, noise of 0, 0.01, 0.05, 0.10 and 0.15 standard deviations of
 each tensor on the outputs of all activation layers, two drawings each. Writes the reports of `quantize compare` into
 --out and the results page, which says whether the drops are ordered as in the reference: minmax > ema 0.9 >
-percentile 99.9.
+percentile 99.9. What stands on the page below the mark is written by hand and kept.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ SIGMAS = (0.0, 0.01, 0.05, 0.10, 0.15)
 REFERENCE = {"minmax": (2.3, 7.8), "ema 0.9": (1.1, 4.2), "percentile 99.9": (0.6, 2.9)}
 """Drop in points of a ResNet-50 at 0.05 and 0.10, as the literature of the design gives it."""
 JUDGED = (0.05, 0.10)
+BY_HAND = "<!-- Below this line by hand: shift_noise.py writes what is above it, and keeps the rest. -->"
 ORDER = (("minmax", "ema 0.9"), ("ema 0.9", "percentile 99.9"), ("minmax", "percentile 99.9"))
 
 
@@ -33,13 +34,19 @@ ORDER = (("minmax", "ema 0.9"), ("ema 0.9", "percentile 99.9"), ("minmax", "perc
 @click.option("--page", type=click.Path(path_type=Path), default=Path(__file__).with_name("results-shift.md"))
 @click.option("--draws", type=int, default=2, show_default=True)
 @click.option("--calibrators", default="all", show_default=True, help="At least minmax, ema and percentile.")
+@click.option("--verify-samples", type=int, help="Photographs to measure on [all that do not calibrate].")
 @click.option("--workers", type=int, help="Evaluations at a time [one per core].")
-def main(data: Path, out: Path, page: Path, draws: int, calibrators: str, workers: int | None) -> None:
+def main(
+    data: Path, out: Path, page: Path, draws: int, calibrators: str, verify_samples: int | None, workers: int | None
+) -> None:
     from pipeline.cli.common import make_progress
     from pipeline.compare.config import CompareConfig
     from pipeline.compare.experiment import run_experiment
     from pipeline.config import PRESETS, Preprocess
 
+    before = page.read_text() if page.is_file() else ""
+    if before and BY_HAND not in before:
+        raise click.ClickException(f"{page} is no page of this script: it lacks the line {BY_HAND}")
     config = CompareConfig(
         model=f"{ROOT / 'scripts' / 'models.py'}:efficientnet_lite0",
         data=str(data),
@@ -49,18 +56,24 @@ def main(data: Path, out: Path, page: Path, draws: int, calibrators: str, worker
         profiles=("x=1x3x224x224,8x3x224x224,64x3x224x224",),
         out=out,
         samples=128,
+        verify_samples=verify_samples,
         calibrators=(calibrators,),
         shift_sigma=SIGMAS,
         shift_draws=draws,
         workers=workers,
     )
     outcome = run_experiment(config, command="scripts/experiments/shift_noise.py", progress=make_progress(quiet=False))
-    page.write_text(results(outcome))
+    page.write_text(page_text(results(outcome), before))
     click.echo(f"{page} written; reports in {out}")
 
 
+def page_text(measured: str, before: str) -> str:
+    """The new page: what was measured, and below the mark what stood below it ``before``, written by hand."""
+    return f"{measured}\n{BY_HAND}{before.partition(BY_HAND)[2] or chr(10)}"
+
+
 def results(outcome: Outcome) -> str:
-    """The results page."""
+    """The measured part of the results page."""
     document = outcome.document
     tools = ", ".join(f"{name} {document['tools'][name]}" for name in ("onnxruntime", "numpy", "torch"))
     runs = document["runs"]
