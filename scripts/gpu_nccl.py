@@ -254,7 +254,10 @@ FAULTS = {
 @click.option("--rank-timeout", default=15.0, show_default=True)
 @click.option("--victim", default=1, show_default=True)
 def fault(kind: str, folder: Path, device: str, rank_timeout: float, victim: int) -> None:
-    """Under torchrun: `quantize consistency` on a few samples, with harm done to one rank."""
+    """Under torchrun: `quantize consistency` on a few samples, with harm done to one rank.
+
+    A file says when: what another model or other data do begins when the rank has them ready to be compared.
+    """
     import calibrators
     from pipeline.cli.ranks import rank_session
     from pipeline.consistency import Tolerance, exchange
@@ -263,8 +266,11 @@ def fault(kind: str, folder: Path, device: str, rank_timeout: float, victim: int
     from pipeline.consistency.opening import open_work
     from pipeline.consistency.ranks import check_ranks
 
-    def act() -> None:
+    def moment() -> None:
         (folder / f"{kind}.moment").write_text(str(time.time()))
+
+    def act() -> None:
+        moment()
         if kind.startswith("kill"):
             os.kill(os.getpid(), signal.SIGKILL)
         if kind == "stop-batch":
@@ -293,6 +299,8 @@ def fault(kind: str, folder: Path, device: str, rank_timeout: float, victim: int
                 str(folder / f"{model}.onnx"), str(folder / data), folder=Path(scratch), samples=FEW,
                 batch_size=FEW_BATCH,
             )  # fmt: skip
+            if mine.startswith("other"):
+                moment()
             found = check_ranks(
                 group, opened, calibrators.get("entropy"), tolerance=Tolerance(), measure=measure
             )
