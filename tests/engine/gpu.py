@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import importlib.util
+import os
 import tempfile
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 
 from pipeline.config import Profile
+from pipeline.core.files import sha256_json, write_text
 from pipeline.engine.builder import build_engine
 from pipeline.engine.device import no_device_reason
 from pipeline.engine.records import BuildOptions, EngineRecord
@@ -38,7 +41,9 @@ GPU = [pytest.mark.gpu, pytest.mark.skipif(bool(ABSENT), reason=f"needs a GPU wi
 
 @functools.cache
 def scratch() -> Path:
-    """One folder for the engines of a test run; it goes when the process ends."""
+    """One folder for the engines of a test run: that of all its processes, or one that goes when this process ends."""
+    if shared := os.environ.get("QUANTIZE_GPU_TESTS"):
+        return Path(shared)
     folder = tempfile.TemporaryDirectory(prefix="quantize-gpu-tests-")
     _KEPT.append(folder)
     return Path(folder.name)
@@ -56,17 +61,24 @@ def options(**fields: object) -> BuildOptions:
 
 @functools.cache
 def engine(model: str, *profiles: str, **fields: object) -> tuple[Path, EngineRecord]:
-    """Plan and record of a fixture's engine, built once."""
+    """Plan and record of a fixture's engine, built once in a test run."""
     texts = profiles or PROFILES.get(model, (IMAGES,))
-    plan = scratch() / f"{model}-{abs(hash((profiles, tuple(sorted(fields.items())))))}" / "model.plan"
-    record = build_engine(
-        DATA / f"{model}.onnx",
-        target="tensorrt",
-        profiles=[Profile.parse(text) for text in texts],
-        plan_path=plan,
-        options=options(**fields),
-        timeout_s=TIMEOUT_S,
-    )
+    folder = scratch() / f"{model}-{sha256_json([texts, sorted((k, str(v)) for k, v in fields.items())])[:16]}"
+    folder.mkdir(exist_ok=True)
+    plan, path = folder / "model.plan", folder / "build.json"
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if path.exists():
+            return plan, EngineRecord.model_validate_json(path.read_bytes())
+        record = build_engine(
+            DATA / f"{model}.onnx",
+            target="tensorrt",
+            profiles=[Profile.parse(text) for text in texts],
+            plan_path=plan,
+            options=options(**fields),
+            timeout_s=TIMEOUT_S,
+        )
+        write_text(path, record.model_dump_json())
     return plan, record
 
 

@@ -42,8 +42,10 @@ def test_the_probe_finds_tensorrt_and_the_card() -> None:
     assert driver_version()
 
 
-def test_the_record_says_what_was_built_where() -> None:
-    plan, record = engine("conv_qdq")
+@pytest.mark.alone
+def test_the_record_says_what_was_built_where(tmp_path: Path) -> None:
+    record = build(DATA / "conv_qdq.onnx", tmp_path, IMAGES)
+    plan = tmp_path / "model.plan"
     device = describe_device()
     assert record.device == device
     assert record.tensorrt == load_api("tensorrt").version

@@ -188,6 +188,7 @@ def test_a_closed_runner_says_so() -> None:
         run({"x": images(1)})
 
 
+@pytest.mark.alone
 def test_a_thousand_runners_leave_no_memory_behind() -> None:
     plan, record = engine("conv_qdq")
     data, feeds = plan.read_bytes(), {"x": images(1)}
