@@ -5,9 +5,9 @@
     accuracy.py minilm                       all-MiniLM-L6-v2: cosine of sentence embeddings, 200 sentences
     accuracy.py ocr                          PP-OCRv4 detector and recogniser of rapidocr: text of rendered pages
 
-Options: --calibrator NAME (repeatable), --rules-off NAME, --exclude ENTRY, --equalise. 128 samples (8 pages)
-calibrate, others test. INT8 graphs run with graph optimisation off. Sentences are those of Python's own language
-reference.
+Options: --calibrator NAME (repeatable), --rules-off NAME, --exclude ENTRY, --equalise; for imagenet also --graph
+NAME=FILE, an INT8 graph of another tool (repeatable). 128 samples (8 pages) calibrate, others test. INT8 graphs run
+with graph optimisation off. Sentences are those of Python's own language reference.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from pipeline.config import PlacementConfig
 from pipeline.core.ort import make_session
 from pipeline.data.batching import Batch
+from pipeline.placement.ops import WEIGHTED
 from tests.zoo import build, trained
 
 Feeds = dict[str, np.ndarray]
@@ -46,6 +47,8 @@ class Options:
     config: PlacementConfig
     equalise: bool
     scratch: Path
+    graphs: tuple[tuple[str, Path], ...] = ()
+    """Name and file of INT8 graphs of other tools."""
 
 
 class Model:
@@ -67,6 +70,11 @@ class Model:
         self.plan = make_plan(self.fp32, self.config)
         calibrated = calibrate.run(self.fp32, self.plan.tensors, batches, folder=folder / "calibrate")
         self.statistics, _ = load_statistics(calibrated.statistics_path)
+        ops: dict[str, list[bool]] = {}
+        for decision in self.plan.decisions:
+            if decision.op in WEIGHTED:
+                ops.setdefault(decision.op, []).append(decision.quantized)
+        print("INT8 nodes: " + ", ".join(f"{sum(found)} of {len(found)} {op}" for op, found in ops.items()), flush=True)
 
     def int8(self, calibrator: str) -> Path:
         import calibrators
@@ -109,8 +117,9 @@ def imagenet(images: Path, options: Options) -> None:
     reference = logits(model.fp32, optimise=True)
     top1 = 100.0 * float((reference.argmax(1) == labels[test]).mean())
     print(f"fp32: top-1 {top1:.2f} on {len(test)} images, {len(rows)} to calibrate")
-    for name in options.calibrators:
-        found = logits(model.int8(name), optimise=False)
+    ours_all = ((name, model.int8(name)) for name in options.calibrators)
+    for name, path in (*ours_all, *options.graphs):
+        found = logits(path, optimise=False)
         ours = 100.0 * float((found.argmax(1) == labels[test]).mean())
         agree = 100.0 * float((found.argmax(1) == reference.argmax(1)).mean())
         error = float(np.linalg.norm(found - reference) / np.linalg.norm(reference))
@@ -167,7 +176,8 @@ def minilm(options: Options) -> None:
     for name in options.calibrators:
         cosine = (embeddings(model.int8(name), optimise=False) * reference).sum(1)
         print(
-            f"{name}: cosine mean {cosine.mean():.4f}, least {cosine.min():.4f} over {len(test)} sentences, "
+            f"{name}: cosine mean {cosine.mean():.4f}, 1 % quantile {np.quantile(cosine, 0.01):.4f}, least "
+            f"{cosine.min():.4f} over {len(test)} sentences, "
             f"{100.0 * (cosine >= 0.99).mean():.1f} % of them at least 0.99",
             flush=True,
         )
@@ -176,8 +186,8 @@ def minilm(options: Options) -> None:
 # --- OCR
 
 
-def page(number: int, texts: Sequence[str], width: int = 640, height: int = 480) -> np.ndarray:
-    """uint8 (height, width, 3): sentences in one of five faces, dark on light grey."""
+def page(number: int, texts: Sequence[str], width: int = 640, height: int = 480) -> tuple[np.ndarray, str]:
+    """uint8 (height, width, 3): sentences in one of five faces, dark on light grey; and the lines that it shows."""
     import matplotlib
     from PIL import Image, ImageDraw, ImageFont
 
@@ -191,15 +201,16 @@ def page(number: int, texts: Sequence[str], width: int = 640, height: int = 480)
     image = Image.new("RGB", (width, height), (light, light, light))
     draw = ImageDraw.Draw(image)
     words = " ".join(texts[(number * 37 + index) % len(texts)] for index in range(20)).split()
-    line, top = "", 30
+    line, top, lines = "", 30, []
     for word in words:
         if line and draw.textlength(f"{line} {word}", font=font) > width - 60:
             draw.text((30, top), line, font=font, fill=(dark, dark, dark))
+            lines.append(line)
             line, top = "", top + int(size * 1.5)
             if top > height - 2 * size:
                 break
         line = f"{line} {word}".strip()
-    return np.asarray(image)
+    return np.asarray(image), "\n".join(lines)
 
 
 def distance(a: str, b: str) -> int:
@@ -217,6 +228,12 @@ def unchanged(reference: Sequence[str], found: Sequence[str]) -> float:
     """Per cent of the reference's characters that an edit script leaves alone."""
     edits = sum(distance(a, b) for a, b in zip(reference, found, strict=True))
     return 100.0 * (1.0 - edits / sum(map(len, reference)))
+
+
+def agreement(reference: Sequence[str], found: Sequence[str]) -> str:
+    """:func:`unchanged` of all characters, and of those that are no white space."""
+    dense = [["".join(text.split()) for text in texts] for texts in (reference, found)]
+    return f"{unchanged(reference, found):.2f} % ({unchanged(*dense):.2f} % without white space)"
 
 
 class Recording:
@@ -251,27 +268,26 @@ def ocr(options: Options) -> None:
     recordings = {name: Recording(source, optimise=True) for name, source in sources.items()}
     for name, place in places.items():
         place.session = recordings[name]
-    read([page(number, texts) for number in range(CALIBRATION_PAGES)])
+    read([page(number, texts)[0] for number in range(CALIBRATION_PAGES)])
     models = {
         name: Model(source, recordings[name].feeds, options, options.scratch / name) for name, source in sources.items()
     }
-    pages = [page(100 + number, texts) for number in range(TEST_PAGES)]
+    pages, printed = zip(*(page(100 + number, texts) for number in range(TEST_PAGES)), strict=True)
     floats = {name: Recording(model.fp32, optimise=True) for name, model in models.items()}
     for name, place in places.items():
         place.session = floats[name]
     reference = read(pages)
-    print(f"fp32: {sum(map(len, reference))} characters on {len(pages)} pages")
+    count = sum(map(len, reference))
+    print(f"fp32: {count} characters on {len(pages)} pages; {agreement(printed, reference)} as printed", flush=True)
     for calibrator in options.calibrators:
         int8 = {name: Recording(model.int8(calibrator), optimise=False) for name, model in models.items()}
         for chosen in (("detector",), ("recogniser",), ("detector", "recogniser")):
             for name, place in places.items():
                 place.session = int8[name] if name in chosen else floats[name]
             found = read(pages)
-            dense = ["".join(text.split()) for text in reference], ["".join(text.split()) for text in found]
             print(
-                f"{calibrator}, {' and '.join(chosen)} INT8: {unchanged(reference, found):.2f} % of the characters "
-                f"unchanged, "
-                f"{unchanged(*dense):.2f} % without white space",
+                f"{calibrator}, {' and '.join(chosen)} INT8: {agreement(reference, found)} as in fp32, "
+                f"{agreement(printed, found)} as printed",
                 flush=True,
             )
 
@@ -284,12 +300,14 @@ def main() -> int:
     parser.add_argument("--rules-off", action="append", default=[])
     parser.add_argument("--exclude", action="append", default=[])
     parser.add_argument("--equalise", action="store_true")
+    parser.add_argument("--graph", action="append", default=[], metavar="NAME=FILE")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         options = Options(
             calibrators=tuple(arguments.calibrator or ("entropy", "minmax", "percentile", "mse")),
             config=PlacementConfig(rules_off=tuple(arguments.rules_off), exclude=tuple(arguments.exclude)),
             equalise=arguments.equalise,
+            graphs=tuple((name, Path(file)) for name, _, file in (text.partition("=") for text in arguments.graph)),
             scratch=Path(folder),
         )
         if arguments.task == "imagenet":

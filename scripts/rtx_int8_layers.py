@@ -5,10 +5,13 @@ A plan of TensorRT-RTX 1.7 holds its compiled program as readable text: ``tensor
 operations such as ``corrltn={ name=... output={...} input={...} layers="[ONNX Layer: ...]..." }``. That form is
 undocumented and may change with any release: good for research, not for a product.
 
-usage: rtx_int8_layers.py PLAN [PLACEMENT_JSON]
+    rtx_int8_layers.py PLAN [PLACEMENT_JSON]
+    rtx_int8_layers.py --zoo [--equalise] [NAME...]
 
-Prints every convolution and matrix product with the types of its operands; with the ``placement.json`` of the quantise
-stage also how many of the intended INT8 layers are, and which are not.
+The first form prints every convolution and matrix product with the types of its operands; with the ``placement.json``
+of the quantise stage also how many of the intended INT8 layers are, and which are not. The second takes the networks
+of tests/zoo through prepare, placement, calibration (one random batch, minmax: the ranges do not matter here), quantise
+and the build of a TensorRT-RTX engine, and prints a row of a table for each.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +29,7 @@ _LIST = re.compile(r'"([^"]*)"')
 _LAYER = re.compile(r"\[ONNX Layer: ([^\]]*)\]")
 PRODUCTS = ("corrltn", "fully_connected", "deconv", "conv_bwd", "gemm", "batch_gemm", "dgrad")
 """Kinds of operation that multiply and add; the names of those seen, and their likely relatives."""
+WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 ATTENTION = "_gemm_mha"
 """Name of the functions that compute a whole attention (query, key, value in)."""
 
@@ -86,7 +91,59 @@ def kinds(data: bytes) -> dict[str, int]:
     return counts
 
 
+def zoo_row(name: str, folder: Path, *, equalised: bool) -> str:
+    """Quantise the zoo's network ``name``, build its engine and count; a Markdown table row."""
+    import calibrators
+    from calibrators.statistics import load_statistics
+    from pipeline import calibrate, export, prepare, quantize
+    from pipeline.config import PlacementConfig, Profile
+    from pipeline.data.batching import Batch
+    from pipeline.engine.builder import build_engine
+    from pipeline.placement import equalise, make_plan
+    from tests.zoo import build
+
+    config, model = PlacementConfig(), build(name, folder)
+    batches = [Batch(0, (0, 1), model.feeds())]
+    exported = export.run(str(model.path), inputs=(), profiles=(), opset=17, folder=folder / "export").model_path
+    fp32 = prepare.run(exported, folder=folder / "prepare").model_path
+    if equalised:
+        fp32 = equalise.run(fp32, batches, folder=folder / "equalise", config=config).model_path
+    plan = make_plan(fp32, config)
+    calibrated = calibrate.run(fp32, plan.tensors, batches, folder=folder / "calibrate")
+    statistics, _ = load_statistics(calibrated.statistics_path)
+    minmax = calibrators.get("minmax")
+    int8 = quantize.run(fp32, plan, statistics, minmax, folder=folder / "quantize", config=config).model_path
+    target = folder / "model.plan"
+    build_engine(int8, target="rtx", profiles=[Profile.parse(model.profile())], plan_path=target)
+    done = int8_nodes(read_plan(target.read_bytes()))
+    weighted = [item for item in plan.decisions if item.op in WEIGHTED]
+    wanted = [item for item in weighted if item.quantized]
+    rules: dict[str, int] = {}
+    for item in weighted:
+        if not item.quantized:
+            rules[item.rule] = rules.get(item.rule, 0) + 1
+    by_rule = ", ".join(f"{count} {rule}" for rule, count in rules.items()) or "none"
+    missing = ", ".join(f"{item.op} {item.node}" for item in wanted if item.node not in done) or "none"
+    count = sum(item.node in done for item in wanted)
+    size = target.stat().st_size / 1e6
+    return f"| {name} | {len(weighted)} | {by_rule} | {len(wanted)} | {count} | {missing} | {size:.1f} |"
+
+
+def zoo(names: list[str], *, equalised: bool) -> None:
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    from tests.zoo import ZOO
+
+    print("| network | convolutions and products | float by rule | intended INT8 | INT8 in the plan | not | plan, MB |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    for name in names or list(ZOO):
+        with tempfile.TemporaryDirectory() as folder:
+            print(zoo_row(name, Path(folder), equalised=equalised), flush=True)
+
+
 def main(arguments: list[str]) -> int:
+    if arguments[:1] == ["--zoo"]:
+        zoo([name for name in arguments[1:] if name != "--equalise"], equalised="--equalise" in arguments)
+        return 0
     if not 1 <= len(arguments) <= 2:
         print(__doc__)
         return 2
@@ -99,7 +156,7 @@ def main(arguments: list[str]) -> int:
         wanted = [
             decision["node"]
             for decision in placement["decisions"]
-            if decision["quantized"] and decision["op"] in ("Conv", "ConvTranspose", "Gemm", "MatMul")
+            if decision["quantized"] and decision["op"] in WEIGHTED
         ]
         done = int8_nodes(operations)
         print(f"{sum(node in done for node in wanted)} of {len(wanted)} intended layers are INT8 x INT8")
