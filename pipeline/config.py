@@ -30,6 +30,7 @@ __all__ = [
     "Preprocess",
     "Profile",
     "ShapeRange",
+    "beyond_profiles",
     "check_profiles",
     "load_config",
     "validated",
@@ -338,6 +339,8 @@ class BuildConfig(_Config):
     preprocess: Preprocess | None = None
     labels: Path | None = None
     on_nonfinite: Literal["error", "skip"] = "error"
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where the float model runs for calibration."""
     engine: dict[str, Any] = Field(default_factory=dict)
     """Options of the engine builder, the fields of :class:`pipeline.engine.records.BuildOptions`."""
     placement: PlacementConfig = PlacementConfig()
@@ -382,16 +385,59 @@ def _field_names(kind: Any, path: tuple[Any, ...]) -> list[str]:
     return list(getattr(kind, "model_fields", {}))
 
 
+def beyond_profiles(profiles: tuple[Profile, ...], largest: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
+    """A warning for each input whose calibration samples are larger than every profile allows.
+
+    Args:
+        largest: input name to the greatest size along every axis but the first.
+    """
+    warnings = []
+    for name, size in largest.items():
+        limits = [profile.inputs[name].max[1:] for profile in profiles if name in profile.inputs]
+        if limits and all(any(found > limit for found, limit in zip(size, most, strict=False)) for most in limits):
+            sizes, most_text = ("x".join(map(str, shape)) for shape in (size, max(limits)))
+            warnings.append(
+                f"calibration samples of the input {name!r} reach {sizes}, larger than every profile (up to {most_text}): "
+                "the engine will see no such samples, and ranges may differ from those it will see"
+            )
+    return tuple(warnings)
+
+
+def _key_given_twice(node: Any) -> str | None:
+    """YAML's own loader silently takes the last value of a key that comes again."""
+    import yaml
+
+    if isinstance(node, yaml.MappingNode):
+        lines: dict[Any, int] = {}
+        for key, value in node.value:
+            line = key.start_mark.line + 1
+            if key.value in lines and isinstance(key, yaml.ScalarNode):
+                return f"gives the key {key.value!r} twice, in lines {lines[key.value]} and {line}"
+            if isinstance(key, yaml.ScalarNode):
+                lines[key.value] = line
+            if (found := _key_given_twice(value)) is not None:
+                return found
+    elif isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            if (found := _key_given_twice(item)) is not None:
+                return found
+    return None
+
+
 def load_config(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file; paths in it are relative to the current folder, as on the command line."""
     import yaml
 
     try:
-        value = yaml.safe_load(path.read_text())
+        text = path.read_text()
+        value = yaml.safe_load(text)
+        twice = _key_given_twice(yaml.compose(text, Loader=yaml.SafeLoader))
     except FileNotFoundError as error:
         raise InputError(f"configuration {path} does not exist", remedy="`quantize init` writes one") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise InputError(f"configuration {path} is not valid YAML: {error}") from error
+    if twice is not None:
+        raise InputError(f"configuration {path} {twice}", remedy="leave one of them")
     if value is None:
         return {}
     if not isinstance(value, dict):

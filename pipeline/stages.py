@@ -24,7 +24,7 @@ from pipeline.artifact import (
     SourceRecord,
     engine_folder,
 )
-from pipeline.config import check_profiles, validated
+from pipeline.config import beyond_profiles, check_profiles, validated
 from pipeline.core.errors import CheckFailed, InputError
 from pipeline.core.files import sha256_file
 from pipeline.core.progress import SILENT, Progress
@@ -133,6 +133,8 @@ class Build:
                 prepared = self.equalise(prepared, source, split)
             plan = self.plan(prepared)
             calibrated = self.calibrate(prepared, plan, source, split)
+            for text in beyond_profiles(self.config.profiles, calibrated.result.largest):
+                self.progress.warn(text)
             aside, mixed = split.verification, None
             if wanted is None:
                 model = FloatModel.of(prepared, calibrated)
@@ -314,6 +316,7 @@ class Build:
         self, prepared: Finished[PrepareResult], plan: PlacementPlan, source: DataSource, split: Split
     ) -> Finished[CalibrationResult]:
         from pipeline import calibrate
+        from pipeline.data.batching import noting_sizes
 
         config = self.config
         tensors = plan.tensors
@@ -332,21 +335,24 @@ class Build:
             "samples": sorted(split.calibration),
             "batch_size": config.batch_size,
             "on_nonfinite": config.on_nonfinite,
+            "device": config.device,
             "tools": installed_versions(("numpy", "numba", "onnxruntime")),
         }
 
         def action(folder: Path) -> CalibrationResult:
+            largest: dict[str, tuple[int, ...]] = {}
             result = calibrate.run(
                 prepared.result.model_path,
                 tensors,
-                self.batches(source, split.calibration, prepared.result.inputs),
+                noting_sizes(self.batches(source, split.calibration, prepared.result.inputs), largest),
                 folder=folder,
                 on_nonfinite=config.on_nonfinite,
+                device=config.device,
                 progress=self.progress,
                 total=len(split.calibration),
                 data_key=source.key(),
             )
-            return _read_from(result, source)
+            return _read_from(result.model_copy(update={"largest": largest}), source)
 
         return self.runner.run("calibrate", calibrate.CalibrationResult, inputs, action, resumes=True)
 
@@ -510,13 +516,18 @@ class Build:
             profiles=tuple(str(profile) for profile in self.config.profiles),
             targets={target: target_record(stage.result) for target, stage in built.items()},
             verification=verified.result.model_dump(mode="json", exclude={"dependencies"}),
-            warnings=(
-                *export.warnings,
-                *source.notes,
-                *split.notes,
-                *prepared.result.warnings,
-                *calibration.warnings,
-                *quantized.result.warnings,
+            warnings=tuple(
+                dict.fromkeys(
+                    (
+                        *export.warnings,
+                        *source.notes,
+                        *split.notes,
+                        *prepared.result.warnings,
+                        *beyond_profiles(self.config.profiles, calibration.largest),
+                        *calibration.warnings,
+                        *quantized.result.warnings,
+                    )
+                )
             ),
         )
 

@@ -1,35 +1,64 @@
 // Statistics of all activations of a batch: the histogram of calibrators/statistics.py, bit for bit, in one read.
 //
-// sweep:  the tensors' elements, one after the other, are cut into tiles and the tiles dealt out evenly to the thread
-//         blocks. A block keeps the histogram of its piece of a tensor (a segment) in shared memory. It starts at the
-//         least bin width; when a tile holds a larger value, the width grows to what that value asks for and the bins are
-//         added up, as on the CPU. Each segment ends in its own part of `scratch`: no global atomics, nothing to clear.
+// sweep:  the tensors are cut into segments, which the thread blocks take one after the other until none is left: some
+//         cost more than others, as zeros cost nothing. A block keeps the histogram of its segment in shared memory. It
+//         starts at the least bin width; when a warp meets a larger value, the block stops, the width grows to what that
+//         value asks for and the bins are added up, as on the CPU. Otherwise warps run freely, without barriers. Each
+//         segment ends in its own part of `scratch`: no global atomics, nothing to clear.
 // finish: one block per tensor adds up the tensor's segments at the batch's own width, takes the batch's percentiles,
 //         folds the batch into the running histogram and leaves one record.
 //
 // Widths are counted in binades: a histogram at binade e has bins of 2^(e + MIN_EXPONENT) and holds every float whose
-// biased exponent is at most e. Zeros are counted, not binned: half of a ReLU's output would go to one address.
+// biased exponent is at most e. Zeros are not binned: half of a ReLU's output would go to one address.
 //
-// Compiled with -DTHREADS -DPER_THREAD (elements of a tile per thread) -DLANES -DBLOCKS_PER_SM -DBINS -DLOG2_BINS
+// What a value costs: |x| is added to 2^23 bin widths with rounding towards zero, which leaves the bin's number in the
+// low bits of the sum; a shift and addition make it an address, a comparison tells zeros, and the counter is incremented
+// (for one such instruction the hardware counts equal addresses of a warp together). Extremes are kept as the signed and
+// unsigned maximum and the unsigned minimum of the raw bits, which takes three instructions for two values on sm_90.
+//
+// Compiled with -DTHREADS -DPER_THREAD (elements that a thread holds) -DLANES -DBLOCKS_PER_SM -DBINS -DLOG2_BINS
 // -DPERCENTILES -DMIN_EXPONENT -DFINISH_THREADS. What must not be contracted is written with the intrinsics that forbid it.
-
-#ifndef DYNAMIC_SHARED                  // tests compile this file for a CPU, with definitions of their own
-#include <cuda_fp16.h>
-#define HALF_TO_FLOAT(bits) __half2float(__ushort_as_half(bits))
-#define DYNAMIC_SHARED(type, name) extern __shared__ type name[]
-#endif
-
-#define TILE (THREADS * PER_THREAD)
-#define ABS 0x7fffffff
-#define INFINITE 0x7f800000
-#define WIDE_BELOW 12                   // below this binade the factor exceeds float32: -(e + MIN_EXPONENT) > 127
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
+#ifndef DYNAMIC_SHARED                  // tests compile this file for a CPU, with definitions of their own
+#include <cuda_fp16.h>
+#define HALF_TO_FLOAT(bits) __half2float(__ushort_as_half(bits))
+#define DYNAMIC_SHARED(type, name) extern __shared__ __align__(16) type name[]
+#define WARP 32
+typedef u32 Counters;                   // an address in shared memory
+
+// Where counter `sum - zeroth` of `bins` is counted with count_one(this, sum, x).
+__device__ static inline Counters counters(u32* bins, u32 zeroth) {
+    return (u32)__cvta_generic_to_shared(bins) - 4u * zeroth;
+}
+
+// `zeros` is where zeros are counted: with a condition instead, the compiler makes a branch of it.
+__device__ static inline void count_one(Counters own, Counters zeros, u32 one, u32 sum, float x) {
+#if ZEROS == 2
+    if (x != 0.0f) asm volatile("red.shared.add.u32 [%0], 1;" :: "r"(own + 4u * sum));
+#else
+    const u32 address = x != 0.0f ? own + 4u * sum : zeros;
+#if ZEROS == 1
+    asm volatile("red.shared.add.u32 [%0], %1;" :: "r"(address), "r"(one));
+#else
+    asm volatile("red.shared.add.u32 [%0], 1;" :: "r"(address));
+#endif
+#endif
+}
+#endif
+
+#define WARP_TILE (WARP * PER_THREAD)
+#define WARPS (THREADS / WARP)
+#define EVERY_LANE 0xffffffffu
+#define ABS 0x7fffffff
+#define INFINITE 0x7f800000
+#define MOST_BINADE (243)               // above this one 2^23 bin widths are more than a float32 holds
+
 struct Segment {
     int tensor;
-    u32 reserved;
+    u32 slot;                           // its number among the segments in the order of the tensors
     u64 first;                          // element
     u64 count;
 };
@@ -49,23 +78,36 @@ struct Record {                         // one tensor in one batch
 __device__ static inline int ordered(int bits) { return bits ^ ((bits >> 31) & ABS); }
 __device__ static inline int magnitude(int key) { return key < 0 ? ~key : key; }
 
-// 16 elements of a tile, as float32 bits; `valid` of them exist. Element j of the thread is at place(j).
-__device__ static inline u64 place(int half, int j) {
-    return half ? (u64)(j / 8) * THREADS * 8 + (u64)threadIdx.x * 8 + j % 8
-                : (u64)(j / 4) * THREADS * 4 + (u64)threadIdx.x * 4 + j % 4;
+// Extremes of the raw bits of floats. A negative float is a negative int, and a greater unsigned one the more negative.
+struct Extremes {
+    int top;                            // signed maximum; negative: there is no positive value
+    u32 over, under;                    // unsigned maximum and minimum
+
+    __device__ inline void take(int bits) {
+        top = max(top, bits), over = max(over, (u32)bits), under = min(under, (u32)bits);
+    }
+    __device__ inline int magnitude() const { return max(top, (int)(over & ABS)); }
+    __device__ inline int any() const { return under <= over; }
+    __device__ inline int low() const { return any() ? ordered((int)over < 0 ? (int)over : (int)under) : ABS; }
+    __device__ inline int high() const { return any() ? ordered(top >= 0 ? top : (int)under) : ~ABS; }
+};
+
+// The PER_THREAD elements that a lane has of a warp's tile, as float32 bits; `left` exist. Element j is at place(j).
+__device__ static inline u64 place(int half, int lane, int j) {
+    return half ? (j / 8) * WARP * 8 + lane * 8 + j % 8 : (j / 4) * WARP * 4 + lane * 4 + j % 4;
 }
 
 __device__ static inline int load_one(const void* base, int half, u64 element) {
     return half ? __float_as_int(HALF_TO_FLOAT(((const unsigned short*)base)[element])) : ((const int*)base)[element];
 }
 
-__device__ static inline void load_tile(const void* base, int half, int aligned, u64 first, u64 left, int* bits) {
-    if (left >= TILE && aligned) {
+__device__ static inline void load_tile(const void* base, int half, int aligned, int lane, u64 first, u64 left, int* bits) {
+    if (left >= WARP_TILE && aligned) {
         if (half) {
 #pragma unroll
             for (int v = 0; v < PER_THREAD / 8; v++) {
-                uint4 w = ((const uint4*)((const unsigned short*)base + first))[v * THREADS + threadIdx.x];
-                u32 words[4] = {w.x, w.y, w.z, w.w};
+                const uint4 w = __ldcs((const uint4*)((const unsigned short*)base + first) + v * WARP + lane);
+                const u32 words[4] = {w.x, w.y, w.z, w.w};
 #pragma unroll
                 for (int k = 0; k < 4; k++) {
                     bits[8 * v + 2 * k] = __float_as_int(HALF_TO_FLOAT((unsigned short)(words[k] & 0xffff)));
@@ -75,14 +117,14 @@ __device__ static inline void load_tile(const void* base, int half, int aligned,
         } else {
 #pragma unroll
             for (int v = 0; v < PER_THREAD / 4; v++) {
-                int4 w = ((const int4*)((const int*)base + first))[v * THREADS + threadIdx.x];
+                const int4 w = __ldcs((const int4*)((const int*)base + first) + v * WARP + lane);
                 bits[4 * v] = w.x, bits[4 * v + 1] = w.y, bits[4 * v + 2] = w.z, bits[4 * v + 3] = w.w;
             }
         }
     } else {
 #pragma unroll
         for (int j = 0; j < PER_THREAD; j++) {
-            u64 at = place(half, j);
+            const u64 at = place(half, lane, j);
             bits[j] = at < left ? load_one(base, half, first + at) : 0;
         }
     }
@@ -92,6 +134,7 @@ __device__ static inline void load_tile(const void* base, int half, int aligned,
 // pieces of `threads` bins, each taken out before it is put back, needs one register.
 template <int threads, typename Count>
 __device__ static inline void coarsen(Count* bins, int shift) {
+#pragma unroll 1
     for (int start = 0; start < BINS; start += threads) {
         const int k = start + threadIdx.x;
         const Count count = bins[k];
@@ -104,96 +147,132 @@ __device__ static inline void coarsen(Count* bins, int shift) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
-sweep(const Segment* segments, const int* first_segment, const u64* pointers, const int* halves, Partial* partials,
-      u32* scratch, int* nonfinite) {
-    DYNAMIC_SHARED(u32, bins);          // LANES * BINS
-    __shared__ int tile_binade, low_all, high_all;
-    __shared__ u32 zeros_all, nans_all, infs_all;
+sweep(const Segment* segments, int segment_count, const u64* pointers, const int* halves, Partial* partials, u32* scratch,
+      int* nonfinite, int* taken) {
+    DYNAMIC_SHARED(u32, bins);          // LANES * BINS, then WARP for zeros
+    __shared__ int wanted, current, low_all, high_all;
+    __shared__ u32 nans_all, infs_all, binned_all;
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    u32* own = bins + (threadIdx.x % LANES) * BINS;
 
-    for (int s = first_segment[blockIdx.x]; s < first_segment[blockIdx.x + 1]; s++) {
-        const Segment segment = segments[s];
+    for (int k = threadIdx.x; k < LANES * BINS + WARP; k += THREADS) bins[k] = 0;
+    int following = blockIdx.x;         // thread 0: the next segment
+    for (;;) {
+        if (threadIdx.x == 0) {
+            current = following;
+            wanted = -1, low_all = ABS, high_all = ~ABS;
+            nans_all = infs_all = binned_all = 0;
+        }
+        __syncthreads();
+        if (current >= segment_count) break;
+        const Segment segment = segments[current];
+        if (threadIdx.x == 0) following = gridDim.x + atomicAdd(taken, 1);
         const void* base = (const void*)pointers[segment.tensor];
         const int half = halves[segment.tensor];
         const int aligned = (pointers[segment.tensor] & 15) == 0;
-        for (int k = threadIdx.x; k < LANES * BINS; k += THREADS) bins[k] = 0;
-        if (threadIdx.x == 0) {
-            tile_binade = 0, low_all = ABS, high_all = ~ABS;
-            zeros_all = nans_all = infs_all = 0;
-        }
-        int binade = 0, low = ABS, high = ~ABS;
-        u32 zeros = 0, nans = 0, infs = 0;
-        float factor = 0.0f;
-        u32* own = bins + (threadIdx.x % LANES) * BINS;
-        int bits[PER_THREAD], next[PER_THREAD];
-        load_tile(base, half, aligned, segment.first, segment.count, next);
-        for (u64 done = 0; done < segment.count; done += TILE) {
-            const u64 left = segment.count - done;
-#pragma unroll
-            for (int j = 0; j < PER_THREAD; j++) bits[j] = next[j];
-            if (left > TILE) load_tile(base, half, aligned, segment.first + done + TILE, left - TILE, next);
 
-            int largest = 0;            // finite magnitude
-            int odd = 0;                // a NaN or infinity
+        int binade = -1;                // -1: nothing is binned yet; the same in all threads
+        float offset = 0.0f;            // 2^23 bin widths
+        Counters into = counters(own, 0);
+        const Counters zeros_into = counters(bins + LANES * BINS + (ZEROS ? lane : 0), 0);
+        const u32 one = segment.count > 0;  // that the compiler does not know it to be 1
+        Extremes extremes = {~ABS, 0u, ~0u};
+        u32 nans = 0, infs = 0;
+        int bits[PER_THREAD];
+        u64 at = (u64)warp * WARP_TILE;
+        for (;;) {
+            const int more = at < segment.count;
+            const u64 left = more ? segment.count - at : 0;
+            int largest = 0, plain = 0; // finite magnitude so far; whether all of the tile's values are finite
+            Extremes taken_in = extremes;
+            if (more) {
+                load_tile(base, half, aligned, lane, segment.first + at, left, bits);
+                if (left >= WARP_TILE) {
 #pragma unroll
-            for (int j = 0; j < PER_THREAD; j++) {
-                int m = bits[j] & ABS;
-                odd |= m >= INFINITE;
-                largest = max(largest, m >= INFINITE ? 0 : m);
+                    for (int j = 0; j < PER_THREAD; j += 2) {
+                        taken_in.top = max(max(taken_in.top, bits[j]), bits[j + 1]);
+                        taken_in.over = max(max(taken_in.over, (u32)bits[j]), (u32)bits[j + 1]);
+                        taken_in.under = min(min(taken_in.under, (u32)bits[j]), (u32)bits[j + 1]);
+                    }
+                    largest = taken_in.magnitude();
+                    plain = largest < INFINITE;
+                }
+                if (!plain) {
+                    largest = 0;
+#pragma unroll
+                    for (int j = 0; j < PER_THREAD; j++) {
+                        const int m = bits[j] & ABS;
+                        largest = max(largest, m >= INFINITE ? 0 : m);
+                    }
+                }
             }
-            // All have binned the last tile once this barrier opens; it also tells all whether someone needs wider bins.
-            if (__syncthreads_or((largest >> 23) > binade)) {
-                if ((largest >> 23) > binade) atomicMax(&tile_binade, largest >> 23);
-                __syncthreads();
-                for (int lane = 0; lane < LANES && done; lane++) coarsen<THREADS>(bins + lane * BINS, tile_binade - binade);
-                binade = tile_binade;
-                factor = __int_as_float((127 - (binade + MIN_EXPONENT)) << 23);
+            const int needed = largest ? largest >> 23 : -1;
+            if (__any_sync(EVERY_LANE, !more || needed > binade || *(volatile int*)&wanted > binade)) {
+                // All warps meet here: those that are through, those with a larger value, and the others as they see it.
+                if (needed > binade) atomicMax(&wanted, needed);
+                if (__syncthreads_and(!more)) break;
+                const int now = wanted;
+                if (now > binade) {
+                    for (int copy = 0; copy < LANES && binade >= 0; copy++) coarsen<THREADS>(bins + copy * BINS, now - binade);
+                    binade = now;
+                    offset = __int_as_float((min(binade, MOST_BINADE) + MIN_EXPONENT + 23 + 127) << 23);
+                    into = counters(own, __float_as_int(offset));
+                }
+                __syncthreads();        // all have read what is wanted
+                if (!more) continue;
             }
-            const int whole = left >= TILE;
-            if (binade >= WIDE_BELOW && whole && !odd) {
+            if (plain && binade <= MOST_BINADE) {
+                extremes = taken_in;
 #pragma unroll
                 for (int j = 0; j < PER_THREAD; j++) {
-                    int key = ordered(bits[j]);
-                    low = min(low, key), high = max(high, key);
-                    float x = __int_as_float(bits[j] & ABS);
-                    if (bits[j] & ABS) atomicAdd(&own[(int)__fmul_rn(x, factor)], 1u);
-                    else zeros++;
+                    const float x = __int_as_float(bits[j]);
+                    count_one(into, zeros_into, one, __float_as_int(__fadd_rz(fabsf(x), offset)), x);
                 }
             } else {
                 const double wide = ldexp(1.0, -(binade + MIN_EXPONENT));
-#pragma unroll
+#pragma unroll 1
                 for (int j = 0; j < PER_THREAD; j++) {
-                    int m = bits[j] & ABS;
-                    if (place(half, j) >= left) continue;
+                    const u64 element = place(half, lane, j);
+                    if (element >= left) continue;
+                    const int value = load_one(base, half, segment.first + at + element), m = value & ABS;
                     if (m >= INFINITE) {
                         if (m > INFINITE) nans++;
                         else infs++;
                         continue;
                     }
-                    int key = ordered(bits[j]);
-                    low = min(low, key), high = max(high, key);
+                    extremes.take(value);
                     if (m) atomicAdd(&own[(int)__dmul_rn((double)__int_as_float(m), wide)], 1u);
-                    else zeros++;
                 }
             }
+            at += WARPS * WARP_TILE;
         }
-        atomicMin(&low_all, low);
-        atomicMax(&high_all, high);
-        if (zeros) atomicAdd(&zeros_all, zeros);
-        if (nans) atomicAdd(&nans_all, nans);
-        if (infs) atomicAdd(&infs_all, infs);
-        __syncthreads();
+        int low = extremes.low(), high = extremes.high();
+        u32 binned = 0;
         for (int k = threadIdx.x; k < BINS; k += THREADS) {
             u32 sum = 0;
 #pragma unroll
-            for (int lane = 0; lane < LANES; lane++) sum += bins[lane * BINS + k];
-            scratch[(u64)s * BINS + k] = sum;
+            for (int copy = 0; copy < LANES; copy++) sum += bins[copy * BINS + k], bins[copy * BINS + k] = 0;
+            scratch[(u64)segment.slot * BINS + k] = sum;
+            binned += sum;
         }
+        for (int step = WARP / 2; step; step /= 2) {
+            low = min(low, __shfl_xor_sync(EVERY_LANE, low, step));
+            high = max(high, __shfl_xor_sync(EVERY_LANE, high, step));
+            binned += __shfl_xor_sync(EVERY_LANE, binned, step);
+        }
+        if (lane == 0) {
+            atomicMin(&low_all, low);
+            atomicMax(&high_all, high);
+            atomicAdd(&binned_all, binned);
+        }
+        if (nans) atomicAdd(&nans_all, nans);
+        if (infs) atomicAdd(&infs_all, infs);
+        __syncthreads();
         if (threadIdx.x == 0) {
-            const u32 binned = (u32)segment.count - zeros_all - nans_all - infs_all;
-            partials[s] = {binade, low_all, high_all, zeros_all, nans_all, infs_all, binned};
+            const u32 zeros = (u32)segment.count - binned_all - nans_all - infs_all;
+            partials[segment.slot] = {max(binade, 0), low_all, high_all, zeros, nans_all, infs_all, binned_all};
             if (nans_all | infs_all) atomicOr(nonfinite, 1);
         }
-        __syncthreads();                // the shared variables are set anew for the next segment
     }
 }
 
@@ -201,7 +280,7 @@ extern "C" __global__ void __launch_bounds__(FINISH_THREADS)
 finish(const int* first_of_tensor, const Partial* partials, const u32* scratch, const double* wanted, Record* records,
        u64* running, int* running_binades, const int* nonfinite, int skip_nonfinite) {
     DYNAMIC_SHARED(u64, sums);          // BINS, then FINISH_THREADS + 1 for the prefix sums
-    __shared__ int binade, low, high;
+    __shared__ int binade, low, high, lower;
     __shared__ u64 zeros, nans, infs;
     u64* prefix = sums + BINS;
     const int tensor = blockIdx.x, from = first_of_tensor[tensor], to = first_of_tensor[tensor + 1];
@@ -209,28 +288,46 @@ finish(const int* first_of_tensor, const Partial* partials, const u32* scratch, 
     if (threadIdx.x == 0) {
         binade = 0, low = ABS, high = ~ABS;
         zeros = nans = infs = 0;
-        for (int s = from; s < to; s++) {
-            binade = max(binade, partials[s].binade);
-            low = min(low, partials[s].low), high = max(high, partials[s].high);
-            zeros += partials[s].zeros, nans += partials[s].nans, infs += partials[s].infs;
-        }
+    }
+    for (int k = threadIdx.x; k < BINS; k += FINISH_THREADS) sums[k] = 0;
+    __syncthreads();
+    for (int s = from + threadIdx.x; s < to; s += FINISH_THREADS) {
+        const Partial partial = partials[s];
+        atomicMax(&binade, partial.binade);
+        atomicMin(&low, partial.low);
+        atomicMax(&high, partial.high);
+        atomicAdd(&zeros, (u64)partial.zeros);
+        if (partial.nans) atomicAdd(&nans, (u64)partial.nans);
+        if (partial.infs) atomicAdd(&infs, (u64)partial.infs);
     }
     __syncthreads();
-    // Bin k at the batch's width is 2^shift neighbouring bins of a segment whose values were smaller.
-    for (int k = threadIdx.x; k < BINS; k += FINISH_THREADS) {
-        u64 sum = 0;
-#pragma unroll 4
-        for (int s = from; s < to; s++) {
-            const int shift = binade - partials[s].binade;
-            const u32* bins = scratch + (u64)s * BINS;
-            if (shift == 0) sum += bins[k];
-            else if (shift >= LOG2_BINS) sum += k == 0 ? partials[s].binned : 0;
-            else if (k < BINS >> shift)
-                for (int j = 0; j < 1 << shift; j++) sum += bins[(k << shift) + j];
+    // The segments of one binade after those of another: bin k of theirs goes to bin k >> shift at the batch's width.
+    for (int level = binade; level >= 0 && from < to;) {
+        __syncthreads();                // all have read `lower`
+        if (threadIdx.x == 0) lower = -1;
+        __syncthreads();
+        for (int s = from + threadIdx.x; s < to; s += FINISH_THREADS)
+            if (partials[s].binade < level) atomicMax(&lower, partials[s].binade);
+        const int shift = binade - level < LOG2_BINS ? binade - level : LOG2_BINS;
+        for (int k = threadIdx.x; k < BINS / 4; k += FINISH_THREADS) {
+            u64 counts[4] = {0, 0, 0, 0};
+#pragma unroll 8
+            for (int s = from; s < to; s++) {
+                uint4 w = {0, 0, 0, 0};
+                if (partials[s].binade == level) w = ((const uint4*)(scratch + (u64)s * BINS))[k];
+                counts[0] += w.x, counts[1] += w.y, counts[2] += w.z, counts[3] += w.w;
+            }
+            if (shift > 1) {
+                const u64 count = counts[0] + counts[1] + counts[2] + counts[3];
+                if (count) atomicAdd(&sums[4 * k >> shift], count);
+            } else {
+                for (int j = 0; j < 4; j++)
+                    if (counts[j]) atomicAdd(&sums[(4 * k + j) >> shift], counts[j]);
+            }
         }
-        sums[k] = sum;
+        __syncthreads();
+        level = lower;
     }
-    __syncthreads();
     if (threadIdx.x == 0) sums[0] += zeros;
     __syncthreads();
 
@@ -255,24 +352,25 @@ finish(const int* first_of_tensor, const Partial* partials, const u32* scratch, 
         if (total == 0)
             for (int i = 0; i < PERCENTILES; i++) record->percentiles[i] = 0.0;
     }
-    // The arithmetic of calibrators/kernels.py, operation by operation.
+    // The arithmetic of calibrators/kernels.py, operation by operation. One thread's share holds the bin asked for.
     const double width = ldexp(1.0, binade + MIN_EXPONENT);
     const double amax = (double)__int_as_float(max(magnitude(low), magnitude(high)));
-    for (int i = 0; i < PERCENTILES && total; i++) {
+    const u64 first = prefix[threadIdx.x], last = prefix[threadIdx.x + 1];
+    for (int i = 0; i < PERCENTILES && first < last; i++) {
         const double rank = __dmul_rn(__ddiv_rn(wanted[i], 100.0), (double)total);
-        u64 below = prefix[threadIdx.x];
-        for (int j = 0; j < BINS / FINISH_THREADS; j++) {
-            const int k = threadIdx.x * (BINS / FINISH_THREADS) + j;
+        if (first > 0 && ((double)first >= rank || first == total)) continue;
+        if ((double)last < rank && last != total) continue;
+        u64 below = first;
+        for (int k = threadIdx.x * (BINS / FINISH_THREADS);; k++) {
             const u64 count = sums[k], upto = below + count;
-            const int reached = (double)upto >= rank || upto == total;
-            const int before = below > 0 && ((double)below >= rank || below == total);
-            if (count && reached && !before) {
-                const double lower = __dmul_rn((double)k, width), upper = __dmul_rn((double)(k + 1), width);
+            if (count && ((double)upto >= rank || upto == total)) {
+                const double left = __dmul_rn((double)k, width), upper = __dmul_rn((double)(k + 1), width);
                 double inside = __ddiv_rn(__dsub_rn(rank, (double)below), (double)count);
                 inside = inside < 0.0 ? 0.0 : inside > 1.0 ? 1.0 : inside;
-                const double edge = upper < amax ? upper : amax;
-                const double value = __dadd_rn(lower, __dmul_rn(__dsub_rn(edge, lower), inside));
+                const double right = upper < amax ? upper : amax;
+                const double value = __dadd_rn(left, __dmul_rn(__dsub_rn(right, left), inside));
                 record->percentiles[i] = value < amax ? value : amax;
+                break;
             }
             below = upto;
         }

@@ -26,12 +26,25 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["RECORD", "SOURCE", "DeviceArray", "GpuStatistics", "Tuning", "cut", "macros", "to_statistics"]
+__all__ = [
+    "BIG",
+    "RECORD",
+    "SMALL",
+    "SOURCE",
+    "DeviceArray",
+    "GpuStatistics",
+    "Tuning",
+    "choose",
+    "compiler_options",
+    "cut",
+    "macros",
+    "to_statistics",
+]
 
 SOURCE: Final = Path(__file__).with_name("statistics.cu")
 
-SEGMENT: Final = np.dtype([("tensor", "<i4"), ("reserved", "<u4"), ("first", "<u8"), ("count", "<u8")])
-"""A piece of one tensor that one thread block bins."""
+SEGMENT: Final = np.dtype([("tensor", "<i4"), ("slot", "<u4"), ("first", "<u8"), ("count", "<u8")])
+"""A piece of one tensor, for one thread block; ``slot`` is its number in the order of the tensors."""
 PARTIAL_BYTES: Final = 28
 RECORD: Final = np.dtype(
     [
@@ -49,7 +62,10 @@ RECORD: Final = np.dtype(
 """One tensor in one batch; ``low`` and ``high`` are ordered keys of the finite extremes (low > high: none)."""
 
 _HISTORY: Final = 256  # batches whose records are kept on the device before they are fetched
+_KEPT: Final = 8  # tuples of arrays whose addresses are kept on the device
 _HALVES: Final = {"float32": 0, "float16": 1}
+_WARP: Final = 32
+_THREADS_PER_SM: Final = 1024  # registers are kept few enough for so many, for the model to use what fewer blocks leave
 _MOST_ELEMENTS: Final = 1 << 32  # a segment's counters have 32 bits
 
 
@@ -70,9 +86,13 @@ class Tuning:
     """Per block, a power of two."""
     per_thread: int = 16
     """Elements that a thread holds at a time: 8 or 16."""
-    lanes: int = 2
+    lanes: int = 1
     """Partial histograms in shared memory: neighbouring threads use different ones."""
     blocks_per_sm: int = 2
+    pieces: int = 4
+    """Segments for each block."""
+    zeros: int = 0
+    """How zeros are left out of the bins: see ``count_one``."""
     finish_threads: int = 1024
     """Per block of the second kernel, which has one per tensor."""
 
@@ -82,11 +102,24 @@ class Tuning:
 
     @property
     def sweep_bytes(self) -> int:
-        return 4 * self.lanes * BINS
+        return 4 * (self.lanes * BINS + _WARP)
 
     @property
     def finish_bytes(self) -> int:
         return 8 * (BINS + self.finish_threads + 1)
+
+
+BIG: Final = Tuning()
+SMALL: Final = Tuning(threads=1024, blocks_per_sm=1, pieces=1)
+_SMALL_BELOW: Final = 4 << 20
+
+
+def choose(bytes_per_multiprocessor: int) -> Tuning:
+    """The layout for a batch's amount of data.
+
+    Every segment costs its bins twice, written and read, and a start at the least width: a small batch is cut into few.
+    """
+    return SMALL if bytes_per_multiprocessor < _SMALL_BELOW else BIG
 
 
 def macros(tuning: Tuning) -> dict[str, int]:
@@ -95,45 +128,43 @@ def macros(tuning: Tuning) -> dict[str, int]:
         "THREADS": tuning.threads,
         "PER_THREAD": tuning.per_thread,
         "LANES": tuning.lanes,
-        "BLOCKS_PER_SM": tuning.blocks_per_sm,
+        "BLOCKS_PER_SM": max(tuning.blocks_per_sm, _THREADS_PER_SM // tuning.threads),
         "BINS": BINS,
         "LOG2_BINS": BINS.bit_length() - 1,
         "PERCENTILES": len(PERCENTILES),
         "MIN_EXPONENT": MIN_EXPONENT,
         "FINISH_THREADS": tuning.finish_threads,
+        "ZEROS": tuning.zeros,
     }
 
 
-def cut(sizes: Sequence[int], blocks: int, tile: int) -> tuple[NDArray[Any], NDArray[np.int32], NDArray[np.int32]]:
-    """Deal the tiles of all tensors, one after the other, out to ``blocks`` thread blocks as evenly as they go.
+def compiler_options(tuning: Tuning) -> list[str]:
+    """What nvcc is called with."""
+    return ["-O3", *(f"-D{name}={value}" for name, value in macros(tuning).items())]
+
+
+def cut(sizes: Sequence[int], pieces: int, tile: int) -> tuple[NDArray[Any], NDArray[np.int32]]:
+    """Cut tensors into about ``pieces`` segments of whole tiles, as equal as they go.
 
     Args:
         sizes: elements of each tensor; 0 is allowed.
 
     Returns:
-        The segments (:data:`SEGMENT`), those of one tensor in a row; the first segment of each block (blocks + 1,); the
-        first segment of each tensor (tensors + 1,).
+        The segments (:data:`SEGMENT`), the largest first, so that blocks that take one after the other end together;
+        the first slot of each tensor (tensors + 1,).
     """
-    tiles = np.array([-(-size // tile) for size in sizes], np.int64)
-    ends = np.cumsum(tiles)
-    total = int(ends[-1]) if len(sizes) else 0
+    tiles = [-(-size // tile) for size in sizes]
+    most = max(1, -(-sum(tiles) // pieces))
     segments: list[tuple[int, int, int, int]] = []
-    of_block = np.zeros(blocks + 1, np.int32)
-    of_tensor = np.zeros(len(sizes) + 1, np.int32)
-    tensor = 0
-    for block in range(blocks):
-        at, stop = block * total // blocks, (block + 1) * total // blocks
-        while at < stop:
-            while at >= ends[tensor]:
-                tensor += 1
-                of_tensor[tensor] = len(segments)
-            first = (at - int(ends[tensor] - tiles[tensor])) * tile
-            taken = min(stop, int(ends[tensor])) - at
-            segments.append((tensor, 0, first, min(taken * tile, sizes[tensor] - first)))
-            at += taken
-        of_block[block + 1] = len(segments)
-    of_tensor[tensor + 1 :] = len(segments)
-    return np.array(segments, SEGMENT), of_block, of_tensor
+    of_tensor = [0]
+    for tensor, (size, total) in enumerate(zip(sizes, tiles, strict=True)):
+        parts = -(-total // most)
+        for part in range(parts):
+            first, stop = (tile * (total * k // parts) for k in (part, part + 1))
+            segments.append((tensor, len(segments), first, min(stop, size) - first))
+        of_tensor.append(len(segments))
+    table = np.array(segments, SEGMENT)
+    return table[np.argsort(-table["count"].astype(np.int64), kind="stable")], np.array(of_tensor, np.int32)
 
 
 def to_statistics(
@@ -189,7 +220,7 @@ class GpuStatistics:
         tuning: Tuning | None = None,
     ) -> None:
         self.tensors = tuple(tensors)
-        self.tuning = tuning or Tuning()
+        self._tuning = tuning
         self._cuda = require("pycuda.driver", extra="gpu", purpose="calibration on a CUDA device")
         try:
             self._cuda.init()
@@ -207,25 +238,19 @@ class GpuStatistics:
             raise
 
     def _prepare(self, stream: Any, skip_nonfinite: bool) -> None:
-        cuda, tuning = self._cuda, self.tuning
-        module = self._compile()
-        self._sweep, self._finish = module.get_function("sweep"), module.get_function("finish")
-        shared = cuda.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES
-        self._sweep.set_attribute(shared, tuning.sweep_bytes)
-        self._finish.set_attribute(shared, tuning.finish_bytes)
-        self.blocks = self._device.MULTIPROCESSOR_COUNT * tuning.blocks_per_sm
+        cuda = self._cuda
+        self._kernels: dict[Tuning, tuple[Any, Any]] = {}
+        self._functions(self._tuning or BIG)  # what cannot be compiled is found now
         self.stream = stream or cuda.Stream()
         count = len(self.tensors)
         self._skip = np.int32(skip_nonfinite)
         self._running = self._zeroed(8 * BINS * count)
         self._binades = self._zeroed(4 * count)
         self._records = cuda.mem_alloc(max(RECORD.itemsize * _HISTORY * count, 1))
-        self._nonfinite = self._zeroed(4)
+        self._state = self._zeroed(8)  # whether a value is not finite; how many segments are taken
         self._wanted = cuda.to_device(np.array(PERCENTILES, np.float64))
         self._layouts: dict[tuple[int, ...], _Layout] = {}
-        self._arrays: tuple[DeviceArray, ...] | None = None
-        self._layout = self._cut((0,) * count)
-        self._pointers, self._halves = cuda.mem_alloc(max(8 * count, 8)), cuda.mem_alloc(max(4 * count, 4))
+        self._bound: dict[int, _Bound] = {}
         self._seen: set[int] = set()
         self._pending: list[int] = []
         self._history: list[tuple[int, NDArray[Any]]] = []
@@ -235,11 +260,21 @@ class GpuStatistics:
         self._cuda.memset_d8(memory, 0, max(size, 4))
         return memory
 
-    def _compile(self) -> Any:
+    def _functions(self, tuning: Tuning) -> tuple[Any, Any]:
+        """Both kernels, compiled for ``tuning``."""
+        if tuning not in self._kernels:
+            module = self._compile(tuning)
+            sweep, finish = module.get_function("sweep"), module.get_function("finish")
+            shared = self._cuda.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES
+            sweep.set_attribute(shared, tuning.sweep_bytes)
+            finish.set_attribute(shared, tuning.finish_bytes)
+            self._kernels[tuning] = sweep, finish
+        return self._kernels[tuning]
+
+    def _compile(self, tuning: Tuning) -> Any:
         compiler = require("pycuda.compiler", extra="gpu", purpose="calibration on a CUDA device")
-        options = ["-O3", *(f"-D{name}={value}" for name, value in macros(self.tuning).items())]
         try:
-            return compiler.SourceModule(SOURCE.read_text(), options=options, no_extern_c=True)
+            return compiler.SourceModule(SOURCE.read_text(), options=compiler_options(tuning), no_extern_c=True)
         except (self._cuda.CompileError, OSError) as error:
             raise ToolError(
                 f"{SOURCE.name} cannot be compiled: {error}", remedy="nvcc of the CUDA toolkit must be on PATH"
@@ -251,7 +286,7 @@ class GpuStatistics:
         The arrays must stay in place until the stream has passed; later work on the same stream may overwrite them.
 
         Args:
-            arrays: one for each of :attr:`tensors`. The same tuple as last time is not looked at again.
+            arrays: one for each of :attr:`tensors`. A tuple given before is not looked at again.
             batch_index: the batch's index in the whole data set, not given before.
 
         Raises:
@@ -263,34 +298,35 @@ class GpuStatistics:
             raise InputError(f"batch {batch_index} comes twice; its samples would count twice")
         if len(self._pending) == _HISTORY:
             self._fetch()
-        if arrays is not self._arrays:
-            self._bind(arrays, batch_index)
-            self._arrays = arrays if isinstance(arrays, tuple) else None
+        bound = self._bound.get(id(arrays)) or self._bind(arrays, batch_index)
         self._pending.append(batch_index)
         self._seen.add(batch_index)
         if self.tensors:
-            self._launch(len(self._pending) - 1)
+            self._launch(bound, len(self._pending) - 1)
 
-    def _launch(self, row: int) -> None:
+    def _launch(self, bound: _Bound, row: int) -> None:
         """Both kernels, the records into ``row``."""
-        cuda, stream, layout, count = self._cuda, self.stream, self._layout, len(self.tensors)
-        cuda.memset_d8_async(self._nonfinite, 0, 4, stream)
+        cuda, stream, layout, count = self._cuda, self.stream, bound.layout, len(self.tensors)
+        cuda.memset_d8_async(self._state, 0, 8, stream)
+        tuning = layout.tuning
+        sweep, finish = self._functions(tuning)
         if layout.segments:
-            self._sweep(
+            sweep(
                 layout.table,
-                layout.of_block,
-                self._pointers,
-                self._halves,
+                np.int32(layout.segments),
+                bound.pointers,
+                bound.halves,
                 layout.partials,
                 layout.scratch,
-                self._nonfinite,
-                block=(self.tuning.threads, 1, 1),
-                grid=(self.blocks, 1),
-                shared=self.tuning.sweep_bytes,
+                self._state,
+                np.intp(int(self._state) + 4),
+                block=(tuning.threads, 1, 1),
+                grid=(self._device.MULTIPROCESSOR_COUNT * tuning.blocks_per_sm, 1),
+                shared=tuning.sweep_bytes,
                 stream=stream,
             )
         record = np.intp(int(self._records) + RECORD.itemsize * count * row)
-        self._finish(
+        finish(
             layout.of_tensor,
             layout.partials,
             layout.scratch,
@@ -298,19 +334,16 @@ class GpuStatistics:
             record,
             self._running,
             self._binades,
-            self._nonfinite,
+            self._state,
             self._skip,
-            block=(self.tuning.finish_threads, 1, 1),
+            block=(tuning.finish_threads, 1, 1),
             grid=(count, 1),
-            shared=self.tuning.finish_bytes,
+            shared=tuning.finish_bytes,
             stream=stream,
         )
 
-    def _bind(self, arrays: Sequence[DeviceArray], batch_index: int) -> None:
-        """Check the arrays, choose the cut for their sizes and upload where they lie.
-
-        Pageable memory of this size is copied before an asynchronous upload returns.
-        """
+    def _bind(self, arrays: Sequence[DeviceArray], batch_index: int) -> _Bound:
+        """Check the arrays, choose the cut for their sizes and upload where they lie."""
         if len(arrays) != len(self.tensors):
             raise InputError(
                 f"batch {batch_index} has {len(arrays)} arrays, {len(self.tensors)} tensors are calibrated"
@@ -328,20 +361,29 @@ class GpuStatistics:
                 )
         sizes = tuple(array.elements for array in arrays)
         if sizes not in self._layouts:
-            self._layouts[sizes] = self._cut(sizes)
-        self._layout = self._layouts[sizes]
-        if arrays:
-            pointers, halves = [array.pointer for array in arrays], [_HALVES[array.dtype] for array in arrays]
-            self._cuda.memcpy_htod_async(self._pointers, np.array(pointers, np.uint64), self.stream)
-            self._cuda.memcpy_htod_async(self._halves, np.array(halves, np.int32), self.stream)
+            total = sum(array.elements * np.dtype(array.dtype).itemsize for array in arrays)
+            self._layouts[sizes] = self._cut(sizes, self._tuning or choose(total // self._device.MULTIPROCESSOR_COUNT))
+        pointers, halves = [array.pointer for array in arrays], [_HALVES[array.dtype] for array in arrays]
+        bound = _Bound(
+            arrays,
+            self._layouts[sizes],
+            self._cuda.to_device(np.array(pointers or [0], np.uint64)),
+            self._cuda.to_device(np.array(halves or [0], np.int32)),
+        )
+        if isinstance(arrays, tuple):
+            while len(self._bound) >= _KEPT:
+                del self._bound[next(iter(self._bound))]  # cuMemFree waits until the device has done with it
+            self._bound[id(arrays)] = bound
+        return bound
 
-    def _cut(self, sizes: tuple[int, ...]) -> _Layout:
-        segments, of_block, of_tensor = cut(sizes, self.blocks, self.tuning.tile)
+    def _cut(self, sizes: tuple[int, ...], tuning: Tuning) -> _Layout:
+        blocks = self._device.MULTIPROCESSOR_COUNT * tuning.blocks_per_sm
+        segments, of_tensor = cut(sizes, blocks * tuning.pieces, tuning.tile)
         to_device, count = self._cuda.to_device, max(len(segments), 1)
         return _Layout(
+            tuning,
             len(segments),
             to_device(segments if len(segments) else np.zeros(1, SEGMENT)),
-            to_device(of_block),
             to_device(of_tensor),
             self._cuda.mem_alloc(PARTIAL_BYTES * count),
             self._cuda.mem_alloc(4 * BINS * count),
@@ -406,9 +448,20 @@ def _has_nonfinite(records: NDArray[Any]) -> bool:
 class _Layout:
     """How batches of certain sizes are cut, on the device."""
 
+    tuning: Tuning
     segments: int
     table: Any
-    of_block: Any
     of_tensor: Any
     partials: Any
     scratch: Any
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """Arrays, and their addresses and types on the device."""
+
+    arrays: Sequence[DeviceArray]
+    """Held, so that its id stays its own."""
+    layout: _Layout
+    pointers: Any
+    halves: Any

@@ -48,9 +48,9 @@ def cuda(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(activations_cuda, "make_session", on_cpu)
     monkeypatch.setattr(activations_cuda, "_PROVIDER", "CPUExecutionProvider")
     monkeypatch.setattr(activations_cuda, "_MEMORY", "cpu")
-    monkeypatch.setattr(
-        statistics, "Tuning", lambda: Tuning(threads=32, per_thread=8, blocks_per_sm=1, finish_threads=64)
-    )
+    for name in ("BIG", "SMALL"):
+        tuning = Tuning(threads=16, per_thread=8, blocks_per_sm=1, pieces=2, finish_threads=32)
+        monkeypatch.setattr(statistics, name, tuning)
     yield
     assert fake_cuda.CONTEXT.depth == 0, "the context was given back"
 
@@ -117,7 +117,7 @@ def test_integers_are_refused(model: Path, tmp_path: Path) -> None:
 def test_no_cuda_provider(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(activations_cuda, "_PROVIDER", "CUDAExecutionProvider")
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CPUExecutionProvider"])
-    with pytest.raises(ToolError, match="this onnxruntime has no CUDA provider"):
+    with pytest.raises(InputError, match="needs onnxruntime's CUDA provider, this onnxruntime has none"):
         calibrate.run(model, TENSORS, batches(data()), folder=tmp_path, device="cuda")
 
 

@@ -68,6 +68,7 @@ _PARAM_NAMES = {"ema_alpha": "alpha", "ema_decay": "decay"}
 @click.option(
     "--on-nonfinite", type=click.Choice(["error", "skip"]), help="What a NaN or Inf in an activation does [error]."
 )
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Where the float model is calibrated [cpu].")
 @click.option(
     "--include",
     multiple=True,

@@ -24,8 +24,9 @@ def measure_on_cuda(work: Work, batches: Iterator[Batch], group: Group, progress
     rounding.
 
     Raises:
-        InputError: a tensor of another type than float32 or float16; a NaN or infinity in an activation.
-        ToolError: no PyCUDA, no device, no CUDA provider in onnxruntime, or it fails on the model.
+        InputError: no PyCUDA, no CUDA provider in onnxruntime; a tensor of another type than float32 or float16; a NaN or
+            infinity in an activation.
+        ToolError: no device, or onnxruntime fails on the model.
     """
     from pipeline.activations import NonFinite
     from pipeline.activations_cuda import CudaActivationPass

@@ -13,7 +13,7 @@ import pytest
 from pipeline import activations_cuda
 from pipeline.consistency.cuda import measure_on_cuda
 from pipeline.consistency.distributed import Measured, Work, measure_on, measure_on_cpu
-from pipeline.core.errors import InputError, ToolError
+from pipeline.core.errors import InputError
 from tests.plugins import fake_cuda
 from tests.test_calibrate import TENSORS, Recorded, batches, data, network, poisoned
 from tests.test_calibrate_cuda import cuda, expected  # noqa: F401
@@ -95,5 +95,5 @@ def test_the_ranks_own_device(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_no_cuda_provider(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(activations_cuda, "_PROVIDER", "CUDAExecutionProvider")
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CPUExecutionProvider"])
-    with pytest.raises(ToolError, match="this onnxruntime has no CUDA provider"):
+    with pytest.raises(InputError, match="needs onnxruntime's CUDA provider, this onnxruntime has none"):
         measure(network(folder), data(4))

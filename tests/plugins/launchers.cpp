@@ -2,9 +2,9 @@
 #include "cuda_on_cpu.h"
 #include KERNELS
 
-extern "C" void launch_sweep(unsigned blocks, unsigned size, unsigned shared, const void* segments, const int* first_segment, const u64* pointers,
-                             const int* halves, void* partials, u32* scratch, int* nonfinite) {
-    launch(blocks, size, shared, [=] { sweep((const Segment*)segments, first_segment, pointers, halves, (Partial*)partials, scratch, nonfinite); });
+extern "C" void launch_sweep(unsigned blocks, unsigned size, unsigned shared, const void* segments, int count, const u64* pointers, const int* halves,
+                             void* partials, u32* scratch, int* nonfinite, int* taken) {
+    launch(blocks, size, shared, [=] { sweep((const Segment*)segments, count, pointers, halves, (Partial*)partials, scratch, nonfinite, taken); });
 }
 
 extern "C" void launch_finish(unsigned blocks, unsigned size, unsigned shared, const int* first_of_tensor, const void* partials, const u32* scratch,

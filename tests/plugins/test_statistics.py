@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +23,7 @@ from tests.plugins import fake_cuda
 from tests.plugins.batches import activations, on_cpu, views
 
 Array = np.ndarray
-SMALL = Tuning(threads=32, per_thread=8, lanes=2, blocks_per_sm=1, finish_threads=64)
+SMALL = Tuning(threads=16, per_thread=8, lanes=2, blocks_per_sm=1, pieces=2, finish_threads=32)
 """Tiles of 256 elements, so that small arrays have many."""
 
 needs_compiler = pytest.mark.skipif(fake_cuda.compiler() is None, reason="needs g++ to run the kernels on the CPU")
@@ -58,7 +57,7 @@ def on_device(
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(
     "tuning",
-    [SMALL, Tuning(threads=64, per_thread=16, lanes=1, blocks_per_sm=2, finish_threads=32)],
+    [SMALL, Tuning(threads=32, per_thread=16, lanes=1, blocks_per_sm=2, pieces=3, finish_threads=64)],
     ids=["small", "wide"],
 )
 def test_same_bits_as_the_cpu(seed: int, tuning: Tuning) -> None:
@@ -197,20 +196,22 @@ def test_records_have_the_kernels_layout(libraries: Path) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.integers(0, 5000), max_size=12), st.integers(1, 20), st.sampled_from([1, 7, 256]))
-def test_cut_deals_every_element_out_once(sizes: list[int], blocks: int, tile: int) -> None:
-    segments, of_block, of_tensor = cut(sizes, blocks, tile)
+def test_cut_deals_every_element_out_once(sizes: list[int], pieces: int, tile: int) -> None:
+    segments, of_tensor = cut(sizes, pieces, tile)
     seen = [np.zeros(size, np.int64) for size in sizes]
     for segment in segments:
         assert segment["first"] % tile == 0
         assert segment["count"] > 0
         seen[segment["tensor"]][segment["first"] : segment["first"] + segment["count"]] += 1
     assert all((each == 1).all() for each in seen)
-    assert of_block[0] == 0
-    assert of_block[-1] == of_tensor[-1] == len(segments)
+    assert (np.diff(segments["count"].astype(np.int64)) <= 0).all(), "the largest first"
+    assert of_tensor[-1] == len(segments) <= pieces + len(sizes)
+    by_slot = segments[np.argsort(segments["slot"])]
+    assert (by_slot["slot"] == np.arange(len(segments))).all()
     for tensor in range(len(sizes)):
-        assert (segments["tensor"][of_tensor[tensor] : of_tensor[tensor + 1]] == tensor).all()
-    tiles = [sum(-(-int(s["count"]) // tile) for s in segments[a:b]) for a, b in pairwise(of_block)]
-    assert max(tiles) - min(tiles) <= 1
+        assert (by_slot["tensor"][of_tensor[tensor] : of_tensor[tensor + 1]] == tensor).all()
+    tiles = sum(-(-size // tile) for size in sizes)
+    assert all(-(-int(segment["count"]) // tile) <= max(1, -(-tiles // pieces)) for segment in segments)
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
