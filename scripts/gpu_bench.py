@@ -246,10 +246,7 @@ class Bench:
                 runner.close()
 
     def choices(self, model: str) -> Fastest:
-        """For each profile the plan that was faster with CUDA graph at its optimum; decided once."""
-        known = self.results.get("fastest", {}).get(model, {}).get("choices")
-        if known is not None:
-            return Fastest.model_validate(known)
+        """For each profile the plan that was faster with CUDA graph at its optimum; once measured, it stays."""
         profiles, pairs = self.profiles(model), {}
         for number, profile in enumerate(profiles):
             batch = next(iter(profile.inputs.values())).opt[0]
@@ -257,7 +254,12 @@ class Bench:
             by_name = {m["name"]: Measurement.model_validate(m) for m in found if m["cuda_graph"]}
             if "int8" in by_name and "fp16" in by_name:
                 pairs[number] = (by_name["int8"], by_name["fp16"])
-        fastest = Fastest(choices=decide(profiles, pairs))
+        made = decide(profiles, pairs)
+        known = self.results.get("fastest", {}).get(model, {}).get("choices")
+        if known is not None:
+            before = Fastest.model_validate(known).choices
+            made = tuple(n if o.verdict == "not measured" else o for o, n in zip(before, made, strict=True))
+        fastest = Fastest(choices=made)
         self.put("fastest", model, "choices", value=fastest.model_dump(mode="json"))
         for choice in fastest.choices:
             self.note(f"{model}: {choice}")
@@ -265,9 +267,7 @@ class Bench:
 
     def fastest(self, model: str) -> None:
         """The runner that picks by shape, interleaved with the two plans that it picks from."""
-        known = self.results.get("fastest", {}).get(model, {}).get("batches", {})
-        batches = [batch for batch in self.args.batches if f"{batch}" not in known]
-        if FASTEST not in self.args.variants or not batches or self.left() < 10:
+        if FASTEST not in self.args.variants or self.left() < 10:
             return
         images, _ = self.images(model)
         with ExitStack() as stack:
@@ -284,10 +284,12 @@ class Bench:
                 graph: FastestRunner(runners["int8", graph], runners["fp16", graph], float_profiles)
                 for graph in (False, True)
             }
-            for batch in batches:
-                if self.left() < 10:
-                    continue
+            known = self.results["fastest"][model].get("batches", {})
+            for batch in self.args.batches:
                 shapes = {picking[True].inputs[0].name: (batch, *images.shape[1:])}
+                ran = {m["plan"] for m in known.get(f"{batch}", []) if m["name"] == FASTEST}
+                if self.left() < 10 or ran == {picking[True].plan_for(shapes)}:
+                    continue
                 # Where int8 serves, only that picking costs nothing is shown: with graph, where it would be seen.
                 graphs = (False, True) if picking[True].plan_for(shapes) == "float" else (True,)
                 candidates = [

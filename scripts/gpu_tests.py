@@ -57,13 +57,13 @@ def shards(found: Sequence[Found], size: int = TESTS_A_PROCESS) -> tuple[list[li
     return parts, [test.node for test in found if test.alone]
 
 
-def merged(paths: Sequence[Path]) -> ElementTree.ElementTree:
+def merged(paths: Sequence[Path]) -> ElementTree.Element:
     """The test suites of several JUnit files in one."""
     root = ElementTree.Element("testsuites")
     for path in paths:
         if path.exists():
             root.extend(ElementTree.parse(path).getroot().iter("testsuite"))
-    return ElementTree.ElementTree(root)
+    return root
 
 
 def run(
@@ -128,8 +128,8 @@ def main() -> int:
         if alone:
             report(start_one(alone, paths[-1]))
         summary = merged(paths)
-        summary.write(options.out / "gpu-tests.xml")
-    cases = [(case, {child.tag for child in case}) for case in summary.getroot().iter("testcase")]
+        ElementTree.ElementTree(summary).write(options.out / "gpu-tests.xml")
+    cases = [(case, {child.tag for child in case}) for case in summary.iter("testcase")]
     bad = [f"{case.get('classname')}::{case.get('name')}" for case, tags in cases if tags & {"failure", "error"}]
     skipped = sum("skipped" in tags for _, tags in cases)
     passed, unknown = len(cases) - len(bad) - skipped, len(collector.found) - len(cases)

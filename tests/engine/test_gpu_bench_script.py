@@ -227,17 +227,20 @@ def test_the_runner_that_picks_is_measured_between_its_two_plans(
     assert "failures" not in results or "net/fastest" not in results["failures"]
 
 
-def test_choices_are_made_once_and_only_what_is_missing_is_measured(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_choice_stays_once_its_optimum_was_measured(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_bench, "measure_compute", given_times)
-    session.run(batches=[1], variants=["int8", "fp16", "fastest"])
-    monkeypatch.setitem(MS, ("fp16", 4), 0.1)
-    results = session.run(batches=[1, 4], variants=["int8", "fp16", "fastest"])
-    choices = results["fastest"]["net"]["choices"]["choices"]
-    assert [c["verdict"] for c in choices] == ["faster", "not measured"]
-    assert set(results["fastest"]["net"]["batches"]) == {"1", "4"}
+    variants = ["int8", "fp16", "fastest"]
+    first = session.run(batches=[1, 2], variants=variants)["fastest"]["net"]
+    assert [c["verdict"] for c in first["choices"]["choices"]] == ["faster", "not measured"]
+    assert {m["plan"] for m in first["batches"]["2"] if m["name"] == "fastest"} == {"int8"}
     assert "| - | - | not measured | int8 |" in (session.out / "table.md").read_text()
+    monkeypatch.setitem(MS, ("fp16", 4), 0.1)
+    monkeypatch.setitem(MS, ("fp16", 1), 9.0)
+    second = session.run(batches=[1, 2, 4], variants=variants)["fastest"]["net"]
+    assert [c["chosen"] for c in second["choices"]["choices"]] == ["float", "float"]
+    assert second["batches"]["1"] == first["batches"]["1"]
+    assert {m["plan"] for m in second["batches"]["2"] if m["name"] == "fastest"} == {"float"}
+    assert set(second["batches"]) == {"1", "2", "4"}
 
 
 @pytest.mark.parametrize("variants", [["int8", "fastest"], ["int8", "fp16"]])
