@@ -28,7 +28,15 @@ if TYPE_CHECKING:
     from calibrators import TensorStatistics
     from pipeline.data import Batch
 
-__all__ = ["RUN_BYTES", "ActivationPass", "BatchStatistics", "NonFinite", "graph_inputs", "nonfinite_input"]
+__all__ = [
+    "RUN_BYTES",
+    "ActivationPass",
+    "BatchStatistics",
+    "NonFinite",
+    "graph_inputs",
+    "nonfinite_input",
+    "nonfinite_weight",
+]
 
 RUN_BYTES: Final = 32 << 20
 """What one run may capture, where the batch can be cut: a single row may be more."""
@@ -36,6 +44,8 @@ RUN_BYTES: Final = 32 << 20
 _HELD_BYTES: Final = 512 << 20
 """What all runs together may capture; fewer batches are at work at the same time when runs are large."""
 _MOST_WORKERS: Final = 8
+_OUT_OF_RANGE: Final = "out of data bounds"
+"""In onnxruntime's words about an index that points past a table."""
 _FLOATS: Final = ("tensor(float)", "tensor(float16)", "tensor(double)")
 _NUMPY_TYPES: Final = {
     "float": "float32",
@@ -168,6 +178,8 @@ class ActivationPass:
             try:
                 outputs = list(self._session.run(self._captured, feeds))
             except Exception as error:
+                if _OUT_OF_RANGE in str(error):
+                    raise self._bad_index(batch, error) from error
                 raise ToolError(
                     f"onnxruntime fails on batch {batch.index} ({_samples(batch)}): {error}",
                     remedy="`--batch-size 1` shows which sample it is",
@@ -179,6 +191,24 @@ class ActivationPass:
             self._first_run.set()
             yield outputs
             start, stop = stop, min(stop + rows, count)
+
+    def _bad_index(self, batch: Batch, error: Exception) -> InputError:
+        """Which sample of the batch has an index beyond the table it points into."""
+        words = str(error).rpartition("Error Message: ")[2] or str(error)
+        where = f"batch {batch.index} ({_samples(batch)})"
+        if self._cut:
+            for row, sample in enumerate(batch.samples):
+                try:
+                    feeds = {name: array[row : row + 1] for name, array in batch.feeds.items()}
+                    self._session.run(self._captured, feeds)
+                except Exception as own:
+                    words = str(own).rpartition("Error Message: ")[2] or str(own)
+                    where = f"sample {sample}"
+                    break
+        return InputError(
+            f"{where} holds an index outside the model's table: {words}",
+            remedy="such as a token id beyond the vocabulary: mend the data, or tokenise as the model expects",
+        )
 
     def _nonfinite(self, statistics: dict[str, TensorStatistics]) -> NonFinite | None:
         for name in self.tensors:
@@ -231,6 +261,29 @@ def nonfinite_input(batch: Batch) -> str | None:
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             return name
     return None
+
+
+def nonfinite_weight(model: Path) -> str | None:
+    """The first weight of ``model`` that holds a NaN, in words; of an infinity where none does (a mask may hold some).
+
+    Raises:
+        InputError: the file is missing or no ONNX model.
+    """
+    from pipeline.onnxfile import load_model
+    from pipeline.onnxgraph import all_graphs
+
+    infinite = None
+    for graph in all_graphs(load_model(model)):
+        for name, value in graph.initializers.items():
+            tensor = value.const_value
+            if tensor is None or not tensor.dtype.is_floating_point():
+                continue
+            array = tensor.numpy().astype(np.float32, copy=False)
+            if nans := int(np.isnan(array).sum()):
+                return f"the weight {name!r} holds {nans} NaN"
+            if infinite is None and (infs := int(np.isinf(array).sum())):
+                infinite = f"the weight {name!r} holds {infs} infinite values"
+    return infinite
 
 
 def _samples(batch: Batch) -> str:

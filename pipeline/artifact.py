@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
@@ -36,6 +37,7 @@ __all__ = [
     "FileRecord",
     "Manifest",
     "SourceRecord",
+    "calibrator_text",
     "engine_folder",
 ]
 
@@ -49,6 +51,8 @@ CALIBRATION_CACHE = "calibration.cache"
 PLACEMENT = "placement.json"
 SAMPLES = "samples.npz"
 SUMMARY = "reports/summary.md"
+_SWITCHES = {"tensorrt_range": "range as TensorRT's"}
+"""Parameters that are 0 or 1, and what 1 means."""
 WORK = ".work"
 """Finished stages, kept so that the next build goes on from them. Not part of the artifact."""
 
@@ -95,6 +99,9 @@ class CalibrationRecord(Record):
     batches: int
     skipped_batches: int
     tensors: int
+
+    def __str__(self) -> str:
+        return calibrator_text(self.calibrator, self.params)
 
 
 class Manifest(Record):
@@ -145,6 +152,16 @@ class Difference(Record):
         if self.kind == "changed":
             return f"{self.file}: SHA-256 is {self.found}, the manifest has {self.expected}"
         return f"{self.file}: {'missing' if self.kind == 'missing' else 'not in the manifest'}"
+
+
+def calibrator_text(name: str, params: Mapping[str, float]) -> str:
+    """A calibrator with its parameters for people, such as ``percentile (percentile 99.9)``."""
+    shown = [
+        _SWITCHES.get(key, f"{key} {value:g}")
+        for key, value in sorted(params.items())
+        if value or key not in _SWITCHES
+    ]
+    return f"{name} ({', '.join(shown)})" if shown else name
 
 
 def engine_folder(target: str) -> str:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from pydantic import Field
+
 from pipeline.artifact import CALIBRATION
 from pipeline.core.errors import InputError
 from pipeline.core.files import sha256_file, sha256_json
@@ -41,6 +43,8 @@ class CalibrationResult(StageResult):
     """Batches left out because an activation was NaN or infinite."""
     warnings: tuple[str, ...] = ()
     """One for each tensor whose values say little about its range."""
+    largest: dict[str, tuple[int, ...]] = Field(default_factory=dict)
+    """Of each model input the greatest size along every axis but the first; empty where statistics were taken."""
 
     @property
     def statistics_path(self) -> Path:
@@ -95,6 +99,7 @@ def run(
     if (resumed := _resumed(checkpoint, key)) is not None:
         state = resumed
         progress.note(f"calibration goes on after {len(state.done)} batches of an unfinished pass")
+    state.path = model
     if tensors:
         with progress.task("calibrating", total=total, unit="samples") as task:
             unseen = _passed_over(batches, frozenset(state.done), task.advance)
@@ -209,6 +214,8 @@ class _State:
         from calibrators import TensorStatistics
 
         self.statistics: dict[str, TensorStatistics] = {name: TensorStatistics() for name in tensors}
+        self.path: Path | None = None
+        """The model's file, to look for the origin of a NaN in."""
         self.model: str = meta["model"]
         self.data: list[str] = list(meta["data"])
         self.samples = 0
@@ -257,7 +264,7 @@ class _State:
 
     def count(self, batch: Batch, bad: NonFinite | None, on_nonfinite: str, progress: Progress) -> bool:
         """Enter a batch into the figures; False when it is skipped."""
-        from pipeline.activations import nonfinite_input
+        from pipeline.activations import nonfinite_input, nonfinite_weight
 
         if batch.index in self.done:
             raise InputError(f"batch {batch.index} comes twice; its samples would count twice")
@@ -268,11 +275,12 @@ class _State:
             return True
         where = f"in batch {batch.index} (samples {batch.samples[0]} to {batch.samples[-1]})"
         guilty = nonfinite_input(batch)
-        origin = (
-            "the data is finite, so the model makes it"
-            if guilty is None
-            else f"the data of the model input {guilty!r} already holds one"
-        )
+        if guilty is not None:
+            origin = f"the data of the model input {guilty!r} already holds one"
+        elif self.path is not None and (weight := nonfinite_weight(self.path)):
+            origin = weight
+        else:
+            origin = "the data is finite, so the model makes it"
         text = f"tensor {bad.tensor!r} has {bad.nans} NaN and {bad.infs} infinite values {where}; {origin}"
         if on_nonfinite == "error":
             raise InputError(

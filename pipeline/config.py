@@ -397,7 +397,7 @@ def beyond_profiles(profiles: tuple[Profile, ...], largest: Mapping[str, tuple[i
         if limits and all(any(found > limit for found, limit in zip(size, most, strict=False)) for most in limits):
             sizes, most_text = ("x".join(map(str, shape)) for shape in (size, max(limits)))
             warnings.append(
-                f"calibration samples of the input {name!r} reach {sizes}, larger than every profile (up to {most_text}): "
+                f"calibration samples of the input {name!r} reach {sizes}, beyond every profile (up to {most_text}): "
                 "the engine will see no such samples, and ranges may differ from those it will see"
             )
     return tuple(warnings)

@@ -82,6 +82,7 @@ def run(
             below 13.
     """
     from calibrators.cache import write_cache
+    from pipeline.calibrate import degenerate
     from pipeline.placement.existing import repair
     from pipeline.placement.graph import GraphView, load_graph
 
@@ -115,8 +116,10 @@ def run(
         f"{quantized} of {len(plan.decisions)} nodes quantised, {len(tensors)} activation scales, "
         f"{len(weight_records)} weights"
     )
+    known = degenerate({name: statistics[name] for name in plan.tensors if name in statistics})
     for text in warnings:
-        progress.warn(text)
+        if text not in known:  # the calibrate stage has said it
+            progress.warn(text)
     return QuantizeResult(
         tensors=tuple(tensors),
         weights=len(weight_records),

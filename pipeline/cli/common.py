@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LineProgress",
+    "QuietProgress",
     "TerminalProgress",
     "console",
     "make_progress",
@@ -122,6 +123,13 @@ class LineProgress:
         click.echo(f"warning: {message}", err=True)
 
 
+class QuietProgress(SilentProgress):
+    """Warnings alone, on standard error."""
+
+    def warn(self, message: str) -> None:
+        click.echo(f"warning: {message}", err=True)
+
+
 def _escape(text: str) -> str:
     from rich.markup import escape
 
@@ -130,7 +138,7 @@ def _escape(text: str) -> str:
 
 def make_progress(*, quiet: bool, verbose: bool = False) -> Progress:
     if quiet:
-        return SilentProgress()
+        return QuietProgress()
     return (
         TerminalProgress(verbose=verbose)
         if sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
@@ -141,7 +149,7 @@ def make_progress(*, quiet: bool, verbose: bool = False) -> Progress:
 def output_options(function: F) -> F:
     """``--json``, ``--quiet`` and ``-v``, passed on as ``as_json``, ``quiet`` and ``verbose``."""
     function = click.option("-v", "--verbose", is_flag=True, help="Show the traceback of an error.")(function)
-    function = click.option("-q", "--quiet", is_flag=True, help="No progress on standard error.")(function)
+    function = click.option("-q", "--quiet", is_flag=True, help="Only warnings on standard error.")(function)
     return click.option("--json", "as_json", is_flag=True, help="Machine-readable summary on standard output.")(
         function
     )

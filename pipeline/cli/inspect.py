@@ -71,15 +71,11 @@ def _rows(title: str, rows: list[tuple[str, str]]) -> Table:
 def summary_table(manifest: Manifest) -> Table:
     """Source, data, calibrator, profiles and verification figures, a row each."""
     data, calibration = manifest.data, manifest.calibration
-    params = ", ".join(f"{key} {value:g}" for key, value in calibration.params.items())
     aside = "" if data.held_aside else " (not held aside)"
     rows = [
         ("model", f"{manifest.source.spec} ({manifest.source.kind}), SHA-256 {manifest.source.sha256[:12]}"),
         ("data", f"{data.spec}, {data.calibration_samples} to calibrate, {data.verification_samples} to verify{aside}"),
-        (
-            "calibrator",
-            calibration.calibrator + (f" ({params})" if params else "") + f", {calibration.tensors} tensors",
-        ),
+        ("calibrator", f"{calibration}, {calibration.tensors} tensors"),
         *((f"profile {number}", text) for number, text in enumerate(manifest.profiles)),
         *(verification_rows(manifest)),
         ("made", manifest.created),

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pipeline.artifact import calibrator_text
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -70,8 +72,7 @@ def likely_cause(contexts: Sequence[QuantContext], comparison: Comparison) -> st
 def _settings(context: QuantContext) -> str | None:
     if context.calibrator is None:
         return None
-    params = ", ".join(f"{key} {value:g}" for key, value in context.params)
-    return context.calibrator + (f" ({params})" if params else "")
+    return calibrator_text(context.calibrator, dict(context.params))
 
 
 def _disagreement(values: Sequence[str | None]) -> list[str | None] | None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pipeline.data.source import Sample
     from pipeline.records import TensorSpec
 
-__all__ = ["Batch", "batched", "static_batch"]
+__all__ = ["Batch", "batched", "noting_sizes", "static_batch"]
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,16 @@ def static_batch(inputs: Sequence[TensorSpec]) -> int | None:
             remedy="export the model with the batch as the first dimension of every input",
         )
     return next(iter(forced), None)
+
+
+def noting_sizes(batches: Iterable[Batch], largest: dict[str, tuple[int, ...]]) -> Iterator[Batch]:
+    """Pass batches on; enter each input's greatest size along every axis but the first into ``largest``."""
+    for batch in batches:
+        for name, array in batch.feeds.items():
+            found = array.shape[1:]
+            known = largest.get(name, found)
+            largest[name] = tuple(map(max, found, known)) if len(known) == len(found) else found
+        yield batch
 
 
 def batched(

@@ -135,7 +135,6 @@ _NAMES = (
 
 def _values(artifact: Artifact) -> tuple[str, ...]:
     manifest = artifact.manifest
-    params = ", ".join(f"{key} {value:g}" for key, value in sorted(manifest.calibration.params.items()))
     figures = manifest.verification
     outputs = figures.get("outputs") or [{}]
 
@@ -144,7 +143,7 @@ def _values(artifact: Artifact) -> tuple[str, ...]:
 
     return (
         manifest.source.sha256[:12],
-        manifest.calibration.calibrator + (f" ({params})" if params else ""),
+        str(manifest.calibration),
         manifest.data.sha256[:12],
         str(manifest.data.calibration_samples),
         number(figures.get("top1_int8")),

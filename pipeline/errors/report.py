@@ -127,8 +127,7 @@ def _engine_reading(opened: Opened, engine: str | None, recorded: Path | None, s
 def _content(artifact: Artifact, found: Measurement, data: str, compared: QatComparison | None) -> ReportContent:
     """Title, facts, notes and further tables of the page."""
     manifest, calibration = artifact.manifest, artifact.manifest.calibration
-    params = ", ".join(f"{key} {value:g}" for key, value in calibration.params.items())
-    calibrator = calibration.calibrator + (f" ({params})" if params else "")
+    calibrator = str(calibration)
     notes = []
     if found.table.engine_label:
         fused = sum(info.engine != "shown" for info in found.table.layers)

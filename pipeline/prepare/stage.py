@@ -20,7 +20,7 @@ from pipeline.prepare.clean import (
     standard_form,
     state_kernel_shapes,
 )
-from pipeline.prepare.names import name_nodes
+from pipeline.prepare.names import name_nodes, one_line_names
 from pipeline.prepare.operators import check_operators
 from pipeline.prepare.pad import fold_pads
 from pipeline.prepare.proof import TOLERANCE, compare
@@ -107,6 +107,7 @@ def rewrite(model: ir.Model, advance: Any = lambda: None) -> tuple[Change, ...]:
         advance()
 
     note("function inlined", standard_form(model))
+    note("tensor renamed: control character", one_line_names(model))
     check_operators(model)
     clear_meaningless_dimensions(model)
     declared = [_dynamic(values) for values in (model.graph.inputs, model.graph.outputs)]

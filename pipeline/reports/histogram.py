@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pipeline.artifact import calibrator_text
 from pipeline.core.errors import InputError, did_you_mean
 from pipeline.core.files import atomic_file
 
@@ -49,8 +50,7 @@ def thresholds(stats: TensorStatistics, calibrators: Sequence[Calibrator]) -> li
 
 
 def _label(calibrator: Calibrator) -> str:
-    params = ", ".join(f"{key} {value:g}" for key, value in calibrator.params.items())
-    return f"{calibrator.name} ({params})" if params else calibrator.name
+    return calibrator_text(calibrator.name, calibrator.params)
 
 
 def density(stats: TensorStatistics, points: int = _POINTS) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -17,14 +17,12 @@ _WORST = 10
 def summary_markdown(manifest: Manifest) -> str:
     """Source, data, accuracy, worst layers, engines and warnings, as Markdown."""
     data, calibration, figures = manifest.data, manifest.calibration, manifest.verification
-    params = ", ".join(f"{key} = {value:g}" for key, value in sorted(calibration.params.items()))
     lines = [
         f"# {manifest.name}",
         "",
         f"- model: `{manifest.source.spec}`, SHA-256 `{manifest.source.sha256}`",
         f"- data: `{data.spec}`, SHA-256 `{data.sha256}`",
-        f"- calibrated with {calibration.calibrator}{f' ({params})' if params else ''} "
-        f"on {data.calibration_samples} samples, {calibration.tensors} tensors",
+        f"- calibrated with {calibration} on {data.calibration_samples} samples, {calibration.tensors} tensors",
         f"- verified on {data.verification_samples} samples"
         + (" held aside from calibration" if data.held_aside else ", **the same as calibrated on**"),
         "",

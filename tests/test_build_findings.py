@@ -1,0 +1,195 @@
+"""What a build says when something is wrong that used to be told late, twice, or not at all."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner
+from onnx import TensorProto, helper, numpy_helper
+
+from pipeline.artifact import Artifact, calibrator_text
+from pipeline.cli.build import command
+from pipeline.config import Profile, beyond_profiles, load_config
+from pipeline.core.errors import InputError
+from pipeline.onnxfile import load_model
+from pipeline.prepare.names import one_line_names
+from tests.compare.networks import classifier, graph, images
+
+BIG = "x=1x3x8x8,4x3x8x8,8x3x8x8"
+
+
+def built(model: Path, data: Path, out: Path, *more: str, profile: str = BIG) -> Any:
+    arguments = [str(model), "--data", str(data), "--out", str(out), "--target", "onnx", "--profile", profile]
+    return CliRunner().invoke(command, [*arguments, *more])
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    np.save(tmp_path / "data.npy", images(24))
+    return tmp_path / "data.npy"
+
+
+def convolutions(path: Path) -> Path:
+    """Nx3xHxW to Nx16xHxW: two convolutions, nothing between them."""
+    nodes = [
+        helper.make_node("Conv", ["x", "w1"], ["y"], name="first", pads=[1, 1, 1, 1]),
+        helper.make_node("Conv", ["y", "w2"], ["z"], name="second", pads=[1, 1, 1, 1]),
+    ]
+    generator = np.random.default_rng(0)
+    weights = {
+        "w1": generator.standard_normal((32, 3, 3, 3)).astype(np.float32),
+        "w2": generator.standard_normal((16, 32, 3, 3)).astype(np.float32),
+    }
+    onnx.save(graph(nodes, {"x": ["N", 3, "H", "W"]}, {"z": ["N", 16, "H", "W"]}, weights), path)
+    return path
+
+
+def changed(model: Path, name: str, value: float) -> Path:
+    """The model with one number of the weight ``name`` replaced."""
+    loaded = onnx.load(model)
+    (tensor,) = [item for item in loaded.graph.initializer if item.name == name]
+    array = numpy_helper.to_array(tensor).copy()
+    array.flat[3] = value
+    tensor.CopyFrom(numpy_helper.from_array(array, name))
+    onnx.save(loaded, model)
+    return model
+
+
+@pytest.mark.parametrize(("value", "held"), [(np.nan, "1 NaN"), (np.inf, "1 infinite values")])
+def test_a_broken_weight_is_named(tmp_path: Path, data: Path, value: float, held: str) -> None:
+    found = built(changed(convolutions(tmp_path / "m.onnx"), "w1", value), data, tmp_path / "out")
+    assert found.exit_code == 2
+    assert f"the weight 'w1' holds {held}" in " ".join(found.stderr.split())
+
+
+def test_samples_beyond_every_profile_are_warned_of(tmp_path: Path) -> None:
+    convolutions(tmp_path / "m.onnx")
+    np.save(tmp_path / "d.npy", np.random.default_rng(1).standard_normal((24, 3, 16, 12)).astype(np.float32))
+    found = built(tmp_path / "m.onnx", tmp_path / "d.npy", tmp_path / "out", "-q", profile=BIG)
+    assert found.exit_code == 0, found.output
+    text = "calibration samples of the input 'x' reach 3x16x12, beyond every profile (up to 3x8x8)"
+    assert found.stderr.startswith(f"warning: {text}")  # also with --quiet
+    (warning,) = [line for line in Artifact.open(tmp_path / "out").manifest.warnings if "profile" in line]
+    assert warning.startswith(text)
+
+
+def test_one_profile_that_holds_the_samples_is_enough() -> None:
+    small, large = Profile.parse(BIG), Profile.parse("x=1x3x8x8,4x3x8x8,8x3x32x32")
+    assert beyond_profiles((small, large), {"x": (3, 16, 12)}) == ()
+    assert len(beyond_profiles((small,), {"x": (3, 16, 8)})) == 1
+    assert beyond_profiles((), {"x": (3, 16, 8)}) == ()
+
+
+def test_a_control_character_inside_the_model_is_replaced(tmp_path: Path, data: Path) -> None:
+    model = onnx.load(classifier(tmp_path / "m.onnx"))
+    for node in model.graph.node:
+        for names in (node.input, node.output):
+            for position, name in enumerate(names):
+                names[position] = {"r1": "r\n1", "w2": "w\t2"}.get(name, name)
+    for item in (*model.graph.initializer, *model.graph.value_info):
+        item.name = {"r1": "r\n1", "w2": "w\t2"}.get(item.name, item.name)
+    onnx.save(model, tmp_path / "m.onnx")
+    found = built(tmp_path / "m.onnx", data, tmp_path / "out", "-q")
+    assert found.exit_code == 0, found.output
+    assert {"x", "r_1"} <= json.loads((tmp_path / "out" / "scales.json").read_text())["tensors"].keys()
+
+
+def test_new_names_are_free_ones(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Relu", ["x"], ["a\nb"]),
+        helper.make_node("Relu", ["a\nb"], ["a_b"]),
+        helper.make_node("Relu", ["a_b"], ["a\rb"]),
+        helper.make_node("Relu", ["a\rb"], ["y"]),
+    ]
+    onnx.save(graph(nodes, {"x": ["N"]}, {"y": ["N"]}), tmp_path / "m.onnx")
+    model = load_model(tmp_path / "m.onnx")
+    assert one_line_names(model) == ["a_b_1", "a_b_2"]
+    assert [node.outputs[0].name for node in model.graph] == ["a_b_1", "a_b", "a_b_2", "y"]
+
+
+@pytest.mark.parametrize("kind", ["input", "output"])
+def test_a_control_character_in_an_input_or_output_is_refused_before_calibration(tmp_path: Path, kind: str) -> None:
+    first, last = ("x\n", "y") if kind == "input" else ("x", "y\x1b")
+    onnx.save(graph([helper.make_node("Relu", [first], [last])], {first: ["N", 4]}, {last: ["N", 4]}), tmp_path / "m")
+    np.save(tmp_path / "d.npy", np.ones((24, 4), np.float32))
+    (tmp_path / "m").rename(tmp_path / "m.onnx")
+    with pytest.raises(InputError, match=f"the name of the model {kind} .* has a control character"):
+        one_line_names(load_model(tmp_path / "m.onnx"))
+
+
+def test_a_warning_is_told_once(tmp_path: Path) -> None:
+    model = onnx.load(classifier(tmp_path / "m.onnx"))
+    for item in model.graph.initializer:
+        if item.name == "b1":
+            item.CopyFrom(numpy_helper.from_array(np.full(16, -1e6, np.float32), "b1"))
+    onnx.save(model, tmp_path / "m.onnx")
+    np.save(tmp_path / "d.npy", images(24))
+    found = built(tmp_path / "m.onnx", tmp_path / "d.npy", tmp_path / "out", "-q")
+    assert found.exit_code == 0, found.output
+    lines = [line for line in found.stderr.splitlines() if line.startswith("warning: r1: all")]
+    assert len(lines) == 1
+    warnings = Artifact.open(tmp_path / "out").manifest.warnings
+    assert len([text for text in warnings if text.startswith("r1: all")]) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("model: a\ndata: b\nmodel: c\n", "'model' twice, in lines 1 and 3"),
+        ("placement:\n  exclude: [a]\n  exclude: [b]\n", "'exclude' twice, in lines 2 and 3"),
+        ("profiles:\n- {x: 1, x: 2}\n", "'x' twice, in lines 2 and 2"),
+    ],
+)
+def test_a_key_that_comes_twice_is_refused(tmp_path: Path, text: str, where: str) -> None:
+    (tmp_path / "build.yaml").write_text(text)
+    with pytest.raises(InputError, match=where):
+        load_config(tmp_path / "build.yaml")
+
+
+def test_equal_keys_in_different_places_are_none_of_it(tmp_path: Path) -> None:
+    (tmp_path / "build.yaml").write_text("base: &b {x: 1}\nother: {x: 2}\nthird: *b\nlist: [{x: 1}, {x: 2}]\n")
+    assert load_config(tmp_path / "build.yaml")["list"] == [{"x": 1}, {"x": 2}]
+
+
+def test_an_id_beyond_the_vocabulary_names_its_sample(tmp_path: Path) -> None:
+    table = np.random.default_rng(0).standard_normal((10, 64)).astype(np.float32)
+    weight = np.random.default_rng(1).standard_normal((64, 64)).astype(np.float32)
+    nodes = [
+        helper.make_node("Gather", ["table", "ids"], ["e"], name="embedding"),
+        helper.make_node("MatMul", ["e", "w"], ["y"], name="linear"),
+    ]
+    made = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("ids", TensorProto.INT64, ["N", 5])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 5, 64])],
+        [numpy_helper.from_array(table, "table"), numpy_helper.from_array(weight, "w")],
+    )
+    onnx.save(helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
+    ids = np.random.default_rng(2).integers(0, 10, (40, 5))
+    ids[6:, 1] = 3
+    ids[9, 2] = 10
+    np.savez(tmp_path / "d.npz", ids=ids)
+    found = built(tmp_path / "m.onnx", tmp_path / "d.npz", tmp_path / "out", profile="ids=1x5,4x5,8x5")
+    assert found.exit_code == 2, found.output
+    text = " ".join(found.stderr.split())
+    assert "sample 9 holds an index outside the model's table" in text
+    assert "idx=10 must be within the inclusive range [-10,9]" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "text"),
+    [
+        ("entropy", {"tensorrt_range": 0.0}, "entropy"),
+        ("entropy", {"tensorrt_range": 1.0}, "entropy (range as TensorRT's)"),
+        ("legacy", {"quantile": 0.999, "cutoff": 0.0}, "legacy (cutoff 0, quantile 0.999)"),
+        ("minmax", {}, "minmax"),
+    ],
+)
+def test_a_calibrator_for_people(name: str, params: dict[str, float], text: str) -> None:
+    assert calibrator_text(name, params) == text
