@@ -2,12 +2,14 @@
 """Accuracy of the INT8 graphs against FP32, in onnxruntime, on real input.
 
     accuracy.py imagenet --images FOLDER     EfficientNet-Lite0: top-1 (FOLDER: labels.csv with file, class_index)
+    accuracy.py resnet50 --images FOLDER     ResNet-50 with random weights: agreement with FP32 (16 images calibrate)
     accuracy.py minilm                       all-MiniLM-L6-v2: cosine of sentence embeddings, 200 sentences
     accuracy.py ocr                          PP-OCRv4 detector and recogniser of rapidocr: text of rendered pages
 
-Options: --calibrator NAME (repeatable), --rules-off NAME, --exclude ENTRY, --equalise; for imagenet also --graph
-NAME=FILE, an INT8 graph of another tool (repeatable). 128 samples (8 pages) calibrate, others test. INT8 graphs run
-with graph optimisation off. Sentences are those of Python's own language reference.
+Options: --calibrator NAME (repeatable), --rules-off NAME, --exclude ENTRY, --equalise; for the first two also
+--modelopt-python PATH (an interpreter that can import modelopt): ModelOpt's and onnxruntime's graphs as well, entropy,
+calibrated on the same images. 128 samples (8 pages) calibrate, others test. INT8 graphs run with graph optimisation
+off. Sentences are those of Python's own language reference.
 """
 
 from __future__ import annotations
@@ -47,8 +49,8 @@ class Options:
     config: PlacementConfig
     equalise: bool
     scratch: Path
-    graphs: tuple[tuple[str, Path], ...] = ()
-    """Name and file of INT8 graphs of other tools."""
+    modelopt_python: str | None = None
+    """Interpreter for ModelOpt; None: no graphs of other tools."""
 
 
 class Model:
@@ -95,15 +97,18 @@ def evenly(count: int, wanted: int) -> np.ndarray:
     return np.linspace(0, count - 1, wanted).round().astype(int)
 
 
-# --- EfficientNet-Lite0
+# --- EfficientNet-Lite0, ResNet-50
 
 
-def imagenet(images: Path, options: Options) -> None:
-    from scripts.bench_placement_prepare import load_images, normalised
+def imagenet(name: str, images: Path, options: Options) -> None:
+    from scripts.bench_placement_prepare import load_images, make_network, normalised
 
+    trained_weights = name == "efficientnet-lite0"
     pixels, labels = load_images(images)
     rows = evenly(len(pixels), CALIBRATION)
     test = np.setdiff1d(np.arange(len(pixels)), rows)
+    if not trained_weights:
+        rows = rows[evenly(len(rows), 2 * BATCH)]
 
     def feeds(which: np.ndarray) -> Iterator[Feeds]:
         for start in range(0, len(which), BATCH):
@@ -113,21 +118,25 @@ def imagenet(images: Path, options: Options) -> None:
         session = make_session(path, optimise=optimise)
         return np.concatenate([session.run(None, feed)[0] for feed in feeds(test)])
 
-    model = Model(build("efficientnet-lite0", options.scratch).path, feeds(rows), options, options.scratch)
+    network = make_network(name, normalised(pixels[rows]), options.scratch)
+    model = Model(network.exported, feeds(rows), options, options.scratch / "ours")
+    graphs = [(calibrator, model.int8(calibrator)) for calibrator in options.calibrators]
+    if options.modelopt_python is not None:
+        others = {tool: options.scratch / tool for tool in ("modelopt", "onnxruntime")}
+        for folder in others.values():
+            folder.mkdir()
+        graphs.append(("ModelOpt", network.modelopt(others["modelopt"], options.modelopt_python, "entropy")))
+        graphs.append(("onnxruntime", network.onnxruntime(others["onnxruntime"])))
     reference = logits(model.fp32, optimise=True)
     top1 = 100.0 * float((reference.argmax(1) == labels[test]).mean())
-    print(f"fp32: top-1 {top1:.2f} on {len(test)} images, {len(rows)} to calibrate")
-    ours_all = ((name, model.int8(name)) for name in options.calibrators)
-    for name, path in (*ours_all, *options.graphs):
+    print(f"fp32: top-1 {top1:.2f} on {len(test)} images, {len(rows)} to calibrate", flush=True)
+    for title, path in graphs:
         found = logits(path, optimise=False)
-        ours = 100.0 * float((found.argmax(1) == labels[test]).mean())
+        hits = 100.0 * float((found.argmax(1) == labels[test]).mean())
         agree = 100.0 * float((found.argmax(1) == reference.argmax(1)).mean())
         error = float(np.linalg.norm(found - reference) / np.linalg.norm(reference))
-        print(
-            f"{name}: top-1 {ours:.2f} ({ours - top1:+.2f}), agrees with fp32 on {agree:.2f} %, relative L2 "
-            f"{error:.4f}",
-            flush=True,
-        )
+        known = f"top-1 {hits:.2f} ({hits - top1:+.2f}), " if trained_weights else ""
+        print(f"{title}: {known}agrees with fp32 on {agree:.2f} %, relative L2 {error:.4f}", flush=True)
 
 
 # --- MiniLM-L6
@@ -279,6 +288,19 @@ def ocr(options: Options) -> None:
     reference = read(pages)
     count = sum(map(len, reference))
     print(f"fp32: {count} characters on {len(pages)} pages; {agreement(printed, reference)} as printed", flush=True)
+    random = np.random.default_rng(0)
+    changes = {
+        "every page moved right by one pixel": [np.roll(image, 1, axis=1) for image in pages],
+        "noise of at most 2 grey levels of 255": [
+            np.clip(image + random.integers(-2, 3, image.shape), 0, 255).astype(np.uint8) for image in pages
+        ],
+    }
+    for change, images in changes.items():
+        found = read(images)
+        print(
+            f"fp32, {change}: {agreement(reference, found)} as in fp32, {agreement(printed, found)} as printed",
+            flush=True,
+        )
     for calibrator in options.calibrators:
         int8 = {name: Recording(model.int8(calibrator), optimise=False) for name, model in models.items()}
         for chosen in (("detector",), ("recogniser",), ("detector", "recogniser")):
@@ -294,26 +316,26 @@ def ocr(options: Options) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("task", choices=("imagenet", "minilm", "ocr"))
+    parser.add_argument("task", choices=("imagenet", "resnet50", "minilm", "ocr"))
     parser.add_argument("--images", type=Path)
     parser.add_argument("--calibrator", action="append")
     parser.add_argument("--rules-off", action="append", default=[])
     parser.add_argument("--exclude", action="append", default=[])
     parser.add_argument("--equalise", action="store_true")
-    parser.add_argument("--graph", action="append", default=[], metavar="NAME=FILE")
+    parser.add_argument("--modelopt-python")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         options = Options(
             calibrators=tuple(arguments.calibrator or ("entropy", "minmax", "percentile", "mse")),
             config=PlacementConfig(rules_off=tuple(arguments.rules_off), exclude=tuple(arguments.exclude)),
             equalise=arguments.equalise,
-            graphs=tuple((name, Path(file)) for name, _, file in (text.partition("=") for text in arguments.graph)),
+            modelopt_python=arguments.modelopt_python,
             scratch=Path(folder),
         )
-        if arguments.task == "imagenet":
+        if arguments.task in ("imagenet", "resnet50"):
             if arguments.images is None:
-                parser.error("imagenet needs --images FOLDER")
-            imagenet(arguments.images, options)
+                parser.error(f"{arguments.task} needs --images FOLDER")
+            imagenet("efficientnet-lite0" if arguments.task == "imagenet" else "resnet50", arguments.images, options)
         else:
             {"minilm": minilm, "ocr": ocr}[arguments.task](options)
     return 0
