@@ -193,18 +193,19 @@ class _Search:
         self.task = task
         self.result = Found()
         start = Candidate(repairs=repairs)
+        self.offset = 0.0
         self.first = self.check(start)
-        self.offset = self.first.figures.sqnr_db - searching.measure(start).sqnr_db
 
     def check(self, candidate: Candidate) -> Checked:
         checked = Checked(candidate, self.checking.measure(candidate))
+        self.offset = checked.figures.sqnr_db - self.searching.measure(candidate).sqnr_db
         if all(item.candidate.key != candidate.key for item in self.result.checked):
             self.result.checked.append(checked)
         self.task.advance()
         return checked
 
     def hopeful(self, candidate: Candidate) -> bool:
-        """Worth a check. A target in dB is guessed from the search set, which is off by much the same everywhere."""
+        """Worth a check. A target in dB is guessed from the search set and how far that was off at the last check."""
         if self.target.kind != "min_sqnr":
             return True
         return self.searching.measure(candidate).sqnr_db + self.offset > self.target.value - _HOPE_DB

@@ -181,6 +181,7 @@ def test_a_target_out_of_reach_is_said_and_the_nearest_written(inputs: Path, tmp
     best = entry["points"][entry["point"]]["figures"]["sqnr_db"]
     assert best == max(point["figures"]["sqnr_db"] for point in entry["points"])
     assert f"SQNR {best:.2f} dB" in error
+    assert min(point["int8_share"] for point in entry["points"]) > 0  # the float network would reach any target
     config = BuildConfig(
         model=str(inputs / "net.onnx"), data=str(inputs / "data.npz"), out=out, profiles=(PROFILE,), targets=("onnx",),
         samples=20, calibrator={"name": "minmax"}, mixed={"min_sqnr": 190, "samples": 12},
