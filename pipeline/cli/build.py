@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pipeline.cli.calibrator_options import calibrator_options, parameters_from
 from pipeline.cli.common import console, make_progress, output_options, print_json, user_errors
 from pipeline.cli.engine_options import engine_options, options_from
 from pipeline.cli.mixed_options import MIXED, mixed_options, mixed_table
@@ -18,9 +19,6 @@ if TYPE_CHECKING:
     from pipeline.artifact import Artifact
     from pipeline.core.progress import Progress
     from pipeline.engine.records import BuildOptions
-
-_PARAMS = ("percentile", "ema_alpha", "ema_decay", "quantile", "cutoff")
-_PARAM_NAMES = {"ema_alpha": "alpha", "ema_decay": "decay"}
 
 
 @click.command()
@@ -49,12 +47,7 @@ _PARAM_NAMES = {"ema_alpha": "alpha", "ema_decay": "decay"}
     help="Repeatable [what works here].",
 )
 @click.option("--opset", type=int, help="ONNX opset of the export [17].")
-@click.option("--calibrator", help="minmax, ema, percentile, ema-percentile, entropy, mse, legacy [entropy].")
-@click.option("--percentile", type=float, help="For the percentile calibrators, such as 99.9.")
-@click.option("--ema-alpha", type=float, help="For ema: weight of the past [0.9].")
-@click.option("--ema-decay", type=float, help="For ema-percentile: weight of the past [0.95].")
-@click.option("--quantile", type=float, help="For legacy.")
-@click.option("--cutoff", type=float, help="For legacy: regression cut-off.")
+@calibrator_options("entropy")
 @click.option(
     "--calibration",
     type=click.Path(path_type=Path),
@@ -173,7 +166,7 @@ def _merge(values: dict[str, Any], flags: dict[str, Any], origin: str) -> dict[s
     merged = dict(values)
     given = {key: value for key, value in flags.items() if key != "config" and _is_given(value)}
     placement = {key: given.pop(key) for key in ("include", "exclude", "rules_off", "precision") if key in given}
-    params = {_PARAM_NAMES.get(key, key): given.pop(key) for key in _PARAMS if key in given}
+    params = parameters_from(given)
     name = given.pop("calibrator", None)
     if isinstance(merged.get("calibrator"), str):
         merged["calibrator"] = {"name": merged["calibrator"]}

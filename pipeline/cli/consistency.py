@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pipeline.cli.calibrator_options import calibrator_options, parameters_from
 from pipeline.cli.common import make_progress, output_options, print_json, user_errors
 
 if TYPE_CHECKING:
@@ -22,13 +23,6 @@ if TYPE_CHECKING:
 _SHOWN_ROWS = 20
 _FOLDER = Path("consistency")
 """Where a snapshot goes when scales differ and --out is not given."""
-_PARAMS = {
-    "percentile": "percentile",
-    "ema_alpha": "alpha",
-    "ema_decay": "decay",
-    "quantile": "quantile",
-    "cutoff": "cutoff",
-}
 
 
 @click.command()
@@ -56,12 +50,7 @@ _PARAMS = {
 @click.option("--profile", "profiles", multiple=True, metavar="NAME=MIN,OPT,MAX[;...]", help="As for `quantize build`.")
 @click.option("--samples", type=int, help="Samples to calibrate on [the artifact's, or 128].")
 @click.option("--batch-size", type=int, default=8, show_default=True, help="Samples per batch.")
-@click.option("--calibrator", help="As for `quantize build` [the artifact's, or entropy].")
-@click.option("--percentile", type=float, help="For the percentile calibrators.")
-@click.option("--ema-alpha", type=float, help="For ema.")
-@click.option("--ema-decay", type=float, help="For ema-percentile.")
-@click.option("--quantile", type=float, help="For legacy.")
-@click.option("--cutoff", type=float, help="For legacy.")
+@calibrator_options("the artifact's, or entropy")
 @click.option("--shards", default="cyclic", show_default=True, help="Who takes which batch: cyclic, blocks, scattered.")
 @click.option(
     "--backend", type=click.Choice(["auto", "gloo", "nccl"]), default="auto", show_default=True, help="Between ranks."
@@ -100,12 +89,15 @@ def command(
 
     if flags["across_batches"] and flags["on_device"]:
         raise InputError("--across-batches and --on-device are two checks", remedy="ask for one at a time")
+    over_ranks = launched() and not (flags["across_batches"] or flags["on_device"])
+    if flags["device"] != "cpu" and not over_ranks:
+        raise InputError("--device cuda is for the check over ranks", remedy="start it with torchrun, also for one GPU")
     progress = make_progress(quiet=quiet, verbose=verbose)
     if flags["on_device"]:
         _on_device(_single(sources, "--on-device"), flags, rtol, save, progress, as_json=as_json)
     elif flags["across_batches"]:
         _across_batches(_single(sources, "--across-batches"), flags, rtol, out, progress, as_json=as_json)
-    elif launched():
+    elif over_ranks:
         model = _single(sources, "a run over several ranks")
         report = _across_ranks(model, flags, atol, rtol, progress, verbose=verbose)
         if report is not None:
@@ -175,7 +167,7 @@ def _open(model: str, flags: Mapping[str, Any], folder: Path, progress: Progress
             "no calibration data is given (--data)",
             remedy="give a folder of images, .npy, .npz or file.py:callable; random data is never used",
         )
-    params = {name: flags[key] for key, name in _PARAMS.items() if flags[key] is not None}
+    params = parameters_from(dict(flags))
     name = flags["calibrator"]
     if name is None and Path(model).is_dir():
         record = Artifact.open(Path(model)).manifest.calibration

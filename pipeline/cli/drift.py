@@ -11,7 +11,6 @@ from pipeline.cli.common import console, make_progress, output_options, print_js
 
 if TYPE_CHECKING:
     from pipeline.compare.drift import DriftReport, Measure
-    from pipeline.config import Preprocess
 
 _SHOWN = 10
 
@@ -49,13 +48,14 @@ def command(
 
     Exit code 1 when a range moved by more than the limit.
     """
+    from pipeline.cli.errors import parse_preprocess
     from pipeline.compare.drift import measure_drift
     from pipeline.core.errors import CheckFailed
 
     report = measure_drift(
         artifact,
         data,
-        preprocess=None if preprocess is None else _preprocess(preprocess),
+        preprocess=None if preprocess is None else parse_preprocess(preprocess),
         samples=samples,
         batch_size=batch_size,
         limit=limit / 100.0,
@@ -75,19 +75,6 @@ def command(
             f"{first.tensor!r} most ({100 * first.change:+.1f} %)",
             remedy="look at the data; if they are what the model will see from now on, build again on them",
         )
-
-
-def _preprocess(text: str) -> Preprocess:
-    from pydantic import ValidationError
-
-    from pipeline.config import Preprocess
-    from pipeline.core.errors import InputError
-
-    try:
-        return Preprocess.model_validate(text)
-    except ValidationError as error:
-        reasons = "; ".join(item["msg"].removeprefix("Value error, ") for item in error.errors())
-        raise InputError(f"--preprocess {text!r}: {reasons}") from error
 
 
 def print_report(report: DriftReport) -> None:
