@@ -7,28 +7,19 @@ result becomes the next one's input.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from pipeline import artifact as layout
 from pipeline import package
-from pipeline.artifact import (
-    WORK,
-    Artifact,
-    CalibrationRecord,
-    DataOptions,
-    DataRecord,
-    Manifest,
-    SourceRecord,
-    engine_folder,
-)
+from pipeline.artifact import WORK, Artifact, engine_folder
 from pipeline.config import beyond_profiles, check_profiles, validated
 from pipeline.core.errors import CheckFailed, InputError
 from pipeline.core.files import sha256_file
 from pipeline.core.progress import SILENT, Progress
 from pipeline.engine.records import BuildOptions
+from pipeline.provenance import installed_versions, manifest
 from pipeline.records import StageResult
 from pipeline.runner import Finished, StageRunner
 
@@ -53,18 +44,6 @@ __all__ = ["Build", "FloatModel", "build", "installed_versions"]
 R = TypeVar("R", bound=StageResult)
 
 _PREPARE_SAMPLES = 2
-_TOOLS = (
-    "numpy",
-    "onnx",
-    "onnx-ir",
-    "onnxscript",
-    "onnxruntime",
-    "torch",
-    "tensorrt",
-    "tensorrt-rtx",
-    "pydantic",
-    "numba",
-)
 
 
 def build(config: BuildConfig, *, force: bool = False, fresh: bool = False, progress: Progress = SILENT) -> Artifact:
@@ -148,14 +127,14 @@ class Build:
                 aside = search.parts.unseen or aside
             built = {target: self.compile(quantized, target) for target in targets}
             verified = self.verify(model, quantized, plan, source, aside, labels, held_aside=split.held_aside)
-            manifest = self.manifest(
-                exported, prepared, calibrated, quantized, built, verified, source, split, calibrator
+            record = manifest(
+                self.config, exported, prepared, calibrated, quantized, built, verified, source, split, calibrator
             )
             files = self.files(model, quantized, built, verified)
             if mixed is not None:
-                manifest = search.recorded(mixed, manifest)
+                record = search.recorded(mixed, record)
                 files.update(search.files(mixed))
-            done = package.run(files, manifest, folder=self.out, progress=self.progress)
+            done = package.run(files, record, folder=self.out, progress=self.progress)
             self.runner.prune()
         if mixed is not None and self.config.mixed.choose is None and not mixed.result.reached:
             raise CheckFailed(
@@ -279,9 +258,7 @@ class Build:
         }
         return self.runner.run("prepare", prepare.PrepareResult, inputs, action)
 
-    def equalise(
-        self, prepared: Finished[PrepareResult], source: DataSource, split: Split
-    ) -> Finished[PrepareResult]:
+    def equalise(self, prepared: Finished[PrepareResult], source: DataSource, split: Split) -> Finished[PrepareResult]:
         """The prepared model with equalised channels, which computes the same."""
         from pipeline.placement import equalise
         from pipeline.prepare import Change, PrepareResult
@@ -473,92 +450,7 @@ class Build:
             files[name if name == layout.SAMPLES else f"reports/{name}"] = verified.result.folder / name
         return files
 
-    def manifest(
-        self,
-        exported: Finished[ExportResult],
-        prepared: Finished[PrepareResult],
-        calibrated: Finished[CalibrationResult],
-        quantized: Finished[QuantizeResult],
-        built: dict[str, Finished[BuildResult]],
-        verified: Finished[VerifyResult],
-        source: DataSource,
-        split: Split,
-        calibrator: Calibrator,
-    ) -> Manifest:
-        export, calibration = exported.result, calibrated.result
-        return Manifest(
-            name=self.config.name or self.out.name,
-            created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            tools=installed_versions(_TOOLS) | {"quantize-trt": _own_version()},
-            source=SourceRecord(kind=export.kind, spec=export.spec, sha256=export.source_sha256),
-            data=DataRecord(
-                spec=source.describe(),
-                sha256=source.sha256(),
-                calibration_samples=calibration.samples,
-                verification_samples=verified.result.samples,
-                held_aside=split.held_aside,
-                options=DataOptions(
-                    data=self.config.data,
-                    preprocess=self.config.preprocess,
-                    batch_size=self.config.batch_size,
-                    on_nonfinite=self.config.on_nonfinite,
-                ),
-            ),
-            calibration=CalibrationRecord(
-                calibrator=calibrator.name,
-                params=dict(calibrator.params),
-                batches=calibration.batches,
-                skipped_batches=calibration.skipped_batches,
-                tensors=len(quantized.result.tensors),
-            ),
-            inputs=export.inputs,
-            outputs=export.outputs,
-            profiles=tuple(str(profile) for profile in self.config.profiles),
-            targets={target: target_record(stage.result) for target, stage in built.items()},
-            verification=verified.result.model_dump(mode="json", exclude={"dependencies"}),
-            warnings=tuple(
-                dict.fromkeys(
-                    (
-                        *export.warnings,
-                        *source.notes,
-                        *split.notes,
-                        *prepared.result.warnings,
-                        *beyond_profiles(self.config.profiles, calibration.largest),
-                        *calibration.warnings,
-                        *quantized.result.warnings,
-                    )
-                )
-            ),
-        )
-
-
-def target_record(result: BuildResult) -> dict[str, Any]:
-    """What the manifest says of one target; TensorRT's messages are in its ``build.json``."""
-    engine = result.engine
-    if engine is None:
-        return {"version": f"onnxruntime {result.onnxruntime}"}
-    return engine.manifest_entry()
-
 
 def _read_from(result: R, source: DataSource) -> R:
     """The result with the files that a user's data callable opened as dependencies, so that an edit is noticed."""
     return result.model_copy(update={"dependencies": (*result.dependencies, *source.dependencies)})
-
-
-def _own_version() -> str:
-    from pipeline import __version__
-
-    return __version__
-
-
-def installed_versions(packages: Sequence[str]) -> dict[str, str]:
-    """Installed versions, without importing the packages; those that are not installed are left out."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    found: dict[str, str] = {}
-    for name in packages:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found

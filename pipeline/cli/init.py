@@ -49,6 +49,11 @@ batch_size: 8
 # placement:
 #   exclude: ["/head/*"]
 #   precision: fp16
+
+# A target starts automatic mixed precision: layers go back to float until it is met. One of max_drop (needs labels),
+# min_sqnr and min_agreement; `quantize build -c build.yaml --choose K` then builds any point of its table.
+# mixed:
+#   max_drop: 0.5%
 """
 
 

@@ -14,6 +14,7 @@ from pipeline.core.errors import InputError
 from pipeline.core.files import sha256_file
 from pipeline.mixed import stage
 from pipeline.mixed.samples import Parts, parted, spread
+from pipeline.provenance import installed_versions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -110,8 +111,6 @@ class MixedBuild:
         return self.build.batches(self.source, numbers, self.prepared.result.inputs)
 
     def _inputs(self, target: Target) -> dict[str, Any]:
-        from pipeline.stages import installed_versions
-
         config = self.build.config
         return {
             "model": self.prepared.files,
@@ -143,7 +142,7 @@ class MixedBuild:
         from calibrators.statistics import load_statistics
         from pipeline.placement import make_plan
         from pipeline.quantize import QuantizeResult
-        from pipeline.stages import FloatModel, installed_versions
+        from pipeline.stages import FloatModel
 
         config, number = self.build.config.placement, self.build.config.mixed.choose
         result = found.result

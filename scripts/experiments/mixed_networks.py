@@ -1,4 +1,4 @@
-"""Networks with seeded random weights for `quantize build scripts/experiments/mixed_networks.py:NAME --min-sqnr ...`."""
+"""Networks with seeded random weights, for `quantize build scripts/experiments/mixed_networks.py:NAME --min-sqnr`."""
 
 from __future__ import annotations
 

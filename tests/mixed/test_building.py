@@ -71,9 +71,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             nn.init.zeros_(part.bias)
     folder = tmp_path_factory.mktemp("inputs")
     axes = {"x": {0: "N"}, "logits": {0: "N"}}
-    export_onnx(
-        module, {"x": torch.zeros(2, 3, 16, 16)}, folder / "net.onnx", outputs=["logits"], dynamic_axes=axes
-    )
+    export_onnx(module, {"x": torch.zeros(2, 3, 16, 16)}, folder / "net.onnx", outputs=["logits"], dynamic_axes=axes)
     x = np.random.default_rng(0).normal(0, 1, (60, 3, 16, 16)).astype(np.float32)
     x[0, 0, 0, 0] = 60.0
     np.savez(folder / "data.npz", x=x)
@@ -128,9 +126,7 @@ def test_the_artifact_meets_the_target_and_says_how(inputs: Path, searched: Path
     assert "## Mixed precision" in artifact.path("reports/summary.md").read_text()
 
 
-def test_any_point_is_rebuilt_without_a_search(
-    inputs: Path, searched: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_any_point_is_rebuilt_without_a_search(inputs: Path, searched: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Evaluator, "_measured", lambda self, candidate: pytest.fail("measured again"))
     taken = Artifact.open(searched).manifest.mixed["point"]
     before = (searched / "model.int8.onnx").read_bytes()
