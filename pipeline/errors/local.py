@@ -170,7 +170,9 @@ class _Cut:
         else:
             inputs = [self._tensor(source, variant, bypass=bypass) for source in node.input]
             copy = self._copy(node, inputs, variant)
-            made = str(copy.output[list(node.output).index(name)])
+            # A Split has several outputs, and a layer may read more than one of them.
+            self._made.update({(output, variant): made for output, made in zip(node.output, copy.output, strict=True)})
+            made = self._made[key]
         self._made[key] = made
         return made
 

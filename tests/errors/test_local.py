@@ -158,3 +158,36 @@ def test_graph_without_qdq_gives_back_float_weights_behind_a_quantiser():
     want = OrtReading(net.fp32, ["logits"], label="fp32", optimise=True)(feeds)["logits"]
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
     assert float_graph(net.fp32).proto is net.fp32
+
+
+def test_layer_that_reads_two_outputs_of_one_split():
+    """The Split stands between the pair and the layer, and comes into the one-layer graph once."""
+    nodes = [
+        onnx.helper.make_node("Split", ["x"], ["a", "b"], "split", axis=1, num_outputs=2),
+        onnx.helper.make_node("Mul", ["a", "b"], ["y"], "mul"),
+    ]
+    pair = [
+        onnx.helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"], "q_node"),
+        onnx.helper.make_node("DequantizeLinear", ["q", "s", "z"], ["d"], "dq_node"),
+    ]
+    scale = np.float32(0.05)
+    constants = [onnx.numpy_helper.from_array(scale, "s"), onnx.numpy_helper.from_array(np.int8(0), "z")]
+    info = [onnx.helper.make_tensor_value_info(name, 1, ["N", size]) for name, size in (("x", 8), ("y", 4))]
+    opset = [onnx.helper.make_opsetid("", 18)]
+    split = onnx.NodeProto()
+    split.CopyFrom(nodes[0])
+    split.input[0] = "d"
+    plain, quantised = (
+        Graph(
+            onnx.helper.make_model(
+                onnx.helper.make_graph(chosen, "g", info[:1], info[1:], initializer=constants[: 2 * (len(chosen) - 2)]),
+                opset_imports=opset,
+                ir_version=9,
+            )
+        )
+        for chosen in (nodes, [*pair, split, nodes[1]])
+    )
+    cut = cut_layer(Layer(tensor="y", node="mul", op="Mul"), plain, quantised)
+    x = np.random.default_rng(3).normal(0, 1, (2, 8)).astype(np.float32)
+    expected = fake_quantised(x, scale)
+    np.testing.assert_array_equal(cut.run({"x": x})["local"], expected[:, :4] * expected[:, 4:])
