@@ -177,7 +177,7 @@ def same_bits(model: Path, tensors: list[str], images: np.ndarray, device: int) 
             binding = own.bind(feeds)
             own.upload(feeds, binding)
             own.forward(binding, index)
-            own.statistics.update(binding.arrays, index)
+            own.take(binding, index)
             own.statistics.stream.synchronize()
             for name, array in zip(tensors, binding.arrays, strict=True):
                 values = np.empty(array.elements, array.dtype)

@@ -79,6 +79,8 @@ def test_saved_on_one_machine_compared_on_another(tmp_path: Path) -> None:
         (["a", "--across-batches", "--on-device"], "--across-batches and --on-device are two checks"),
         (["a", "b", "--on-device"], "--on-device takes one model or artifact, got 2"),
         (["a", "--across-batches"], "no calibration data is given"),
+        (["a", "--across-batches", "--device", "cuda"], "--device cuda is for the check over ranks"),
+        (["a", "b", "--device", "cuda"], "--device cuda is for the check over ranks"),
     ],
 )
 def test_wrong_use(arguments: list[str], message: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 
 from tests.consistency.graphs import convolutions
@@ -96,6 +97,7 @@ class Runs:
         for name, (size, shard) in SHARDS.items():
             wanted[name] = [[*command(check, shards=shard), "--json"]] * size
         wanted["calibrator"] = [command(check), command(check, calibrator="minmax")]
+        wanted["no GPU"] = [command(check, device="cuda")] * 2
         wanted["missing data"] = [command(check), command(check, data="none")]
         wanted["callable"] = [[*command(check, data="same.py:samples"), "--json"]] * 2
         wanted["swapped"] = [command(check, data="swapped.py:samples")] * 2
@@ -154,6 +156,13 @@ def test_one_reason_ends_all_ranks(runs: Runs, name: str, statuses: list[int], e
     assert [rank["status"] for rank in runs[name]] == statuses, runs[name]
     (said,) = runs.said(name)
     assert expected in said
+
+
+@pytest.mark.skipif("CUDAExecutionProvider" in onnxruntime.get_available_providers(), reason="there is a GPU")
+def test_ranks_without_a_gpu(runs: Runs) -> None:
+    assert [rank["status"] for rank in runs["no GPU"]] == [2, 2], runs["no GPU"]
+    (said,) = runs.said("no GPU")
+    assert said.split(": ", 1)[1].startswith("calibration on a CUDA device needs onnxruntime's CUDA provider")
 
 
 def test_the_batch_with_an_infinity_is_named(runs: Runs) -> None:
