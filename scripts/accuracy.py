@@ -18,8 +18,9 @@ import argparse
 import re
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,8 @@ CALIBRATION = 128
 SENTENCES = 200
 CALIBRATION_PAGES = 8
 TEST_PAGES = 8
+SCALES = (1, 2)
+"""Pages of 640x480 and of 1280x960: the calibration takes turns, the tests are apart."""
 
 
 @dataclass(frozen=True)
@@ -195,14 +198,15 @@ def minilm(options: Options) -> None:
 # --- OCR
 
 
-def page(number: int, texts: Sequence[str], width: int = 640, height: int = 480) -> tuple[np.ndarray, str]:
-    """uint8 (height, width, 3): sentences in one of five faces, dark on light grey; and the lines that it shows."""
+def page(number: int, texts: Sequence[str], scale: int) -> tuple[np.ndarray, str]:
+    """uint8 (480 scale, 640 scale, 3): sentences in one of five faces of 18 to 29 pixels times scale, dark on light
+    grey; and the lines that it shows."""
     import matplotlib
     from PIL import Image, ImageDraw, ImageFont
 
     faces = ("DejaVuSans", "DejaVuSerif", "DejaVuSansMono", "DejaVuSans-Bold", "DejaVuSerif-Italic")
     random = np.random.default_rng(number)
-    size = int(random.integers(18, 30))
+    width, height, margin, size = 640 * scale, 480 * scale, 30 * scale, int(random.integers(18, 30)) * scale
     font = ImageFont.truetype(
         str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / f"{faces[number % 5]}.ttf"), size
     )
@@ -210,10 +214,10 @@ def page(number: int, texts: Sequence[str], width: int = 640, height: int = 480)
     image = Image.new("RGB", (width, height), (light, light, light))
     draw = ImageDraw.Draw(image)
     words = " ".join(texts[(number * 37 + index) % len(texts)] for index in range(20)).split()
-    line, top, lines = "", 30, []
+    line, top, lines = "", margin, []
     for word in words:
-        if line and draw.textlength(f"{line} {word}", font=font) > width - 60:
-            draw.text((30, top), line, font=font, fill=(dark, dark, dark))
+        if line and draw.textlength(f"{line} {word}", font=font) > width - 2 * margin:
+            draw.text((margin, top), line, font=font, fill=(dark, dark, dark))
             lines.append(line)
             line, top = "", top + int(size * 1.5)
             if top > height - 2 * size:
@@ -246,18 +250,32 @@ def agreement(reference: Sequence[str], found: Sequence[str]) -> str:
 
 
 class Recording:
-    """Stands in for rapidocr's session: our graph, and what it was fed."""
+    """Stands in for rapidocr's session: our graph, and with ``keep`` what it was fed."""
 
-    def __init__(self, path: Path, *, optimise: bool) -> None:
+    def __init__(self, path: Path, *, optimise: bool, keep: bool = False) -> None:
         self.session = make_session(path, optimise=optimise)
+        self.keep = keep
         self.feeds: list[Feeds] = []
 
     def run(self, outputs: Any, feeds: Feeds) -> Any:
-        self.feeds.append({name: np.array(value) for name, value in feeds.items()})
+        if self.keep:
+            self.feeds.append({name: np.array(value) for name, value in feeds.items()})
         return self.session.run(outputs, feeds)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.session, name)
+
+
+def compare(
+    read: Callable[[Sequence[np.ndarray]], list[str]],
+    printed: Sequence[str],
+    reference: Sequence[str],
+    title: str,
+    images: Sequence[np.ndarray],
+) -> None:
+    """Read ``images`` and print how much of the text is that of FP32, and what is printed on the pages."""
+    found = read(images)
+    print(f"  {title}: {agreement(reference, found)} as in fp32, {agreement(printed, found)} as printed", flush=True)
 
 
 def ocr(options: Options) -> None:
@@ -274,44 +292,39 @@ def ocr(options: Options) -> None:
     def read(pages: Sequence[np.ndarray]) -> list[str]:
         return ["\n".join(item[1] for item in engine(image, use_cls=False)[0] or []) for image in pages]
 
-    recordings = {name: Recording(source, optimise=True) for name, source in sources.items()}
+    recordings = {name: Recording(source, optimise=True, keep=True) for name, source in sources.items()}
     for name, place in places.items():
         place.session = recordings[name]
-    read([page(number, texts)[0] for number in range(CALIBRATION_PAGES)])
+    read([page(number, texts, SCALES[number % len(SCALES)])[0] for number in range(CALIBRATION_PAGES)])
     models = {
         name: Model(source, recordings[name].feeds, options, options.scratch / name) for name, source in sources.items()
     }
-    pages, printed = zip(*(page(100 + number, texts) for number in range(TEST_PAGES)), strict=True)
     floats = {name: Recording(model.fp32, optimise=True) for name, model in models.items()}
-    for name, place in places.items():
-        place.session = floats[name]
-    reference = read(pages)
-    count = sum(map(len, reference))
-    print(f"fp32: {count} characters on {len(pages)} pages; {agreement(printed, reference)} as printed", flush=True)
-    random = np.random.default_rng(0)
-    changes = {
-        "every page moved right by one pixel": [np.roll(image, 1, axis=1) for image in pages],
-        "noise of at most 2 grey levels of 255": [
-            np.clip(image + random.integers(-2, 3, image.shape), 0, 255).astype(np.uint8) for image in pages
-        ],
-    }
-    for change, images in changes.items():
-        found = read(images)
-        print(
-            f"fp32, {change}: {agreement(reference, found)} as in fp32, {agreement(printed, found)} as printed",
-            flush=True,
-        )
+    variants: list[tuple[str, dict[str, Recording]]] = []
     for calibrator in options.calibrators:
         int8 = {name: Recording(model.int8(calibrator), optimise=False) for name, model in models.items()}
-        for chosen in (("detector",), ("recogniser",), ("detector", "recogniser")):
+        variants += [(f"{calibrator}, both INT8", int8)]
+        variants += [(f"{calibrator}, {name} INT8", floats | {name: int8[name]}) for name in models]
+    for scale in SCALES:
+        pages, printed = zip(*(page(100 + number, texts, scale) for number in range(TEST_PAGES)), strict=True)
+        for name, place in places.items():
+            place.session = floats[name]
+        reference = read(pages)
+        report = partial(compare, read, printed, reference)
+        count = sum(map(len, reference))
+        print(
+            f"{len(pages)} pages of {640 * scale}x{480 * scale}, {count} characters; fp32: "
+            f"{agreement(printed, reference)} as printed",
+            flush=True,
+        )
+        random = np.random.default_rng(0)
+        noisy = [np.clip(image + random.integers(-2, 3, image.shape), 0, 255).astype(np.uint8) for image in pages]
+        report("fp32, pages moved right by one pixel", [np.roll(image, 1, axis=1) for image in pages])
+        report("fp32, noise of at most 2 grey levels of 255", noisy)
+        for title, sessions in variants:
             for name, place in places.items():
-                place.session = int8[name] if name in chosen else floats[name]
-            found = read(pages)
-            print(
-                f"{calibrator}, {' and '.join(chosen)} INT8: {agreement(reference, found)} as in fp32, "
-                f"{agreement(printed, found)} as printed",
-                flush=True,
-            )
+                place.session = sessions[name]
+            report(title, pages)
 
 
 def main() -> int:
