@@ -46,7 +46,9 @@ break_one() { # kind, ranks
 if torch.cuda.is_available(): print("NCCL", torch.cuda.nccl.version(), torch.cuda.device_count(), "x", torch.cuda.get_device_name())'
   script images --from "$inputs" --at "$work" --samples "$samples" &
   # The kernels are compiled once, before the clock of any rank runs.
-  { [ "$device" = cpu ] || "$py" -c 'import torch; from plugins.statistics import GpuStatistics; GpuStatistics(["x"]).close()'; } &
+  { [ "$device" = cpu ] || "$py" -c 'import torch
+from plugins.statistics import BIG, SMALL, GpuStatistics
+for tuning in BIG, SMALL: GpuStatistics(["x"], tuning=tuning).close()'; } &
   script models --from "$inputs" --at "$work"
   wait
   say "inputs are ready"
