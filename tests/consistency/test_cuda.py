@@ -14,6 +14,7 @@ from pipeline import activations_cuda
 from pipeline.consistency.cuda import measure_on_cuda
 from pipeline.consistency.distributed import Measured, Work, measure_on, measure_on_cpu
 from pipeline.core.errors import InputError
+from scripts import gpu_nccl
 from tests.plugins import fake_cuda
 from tests.test_calibrate import TENSORS, Recorded, batches, data, network, poisoned
 from tests.test_calibrate_cuda import cuda, expected  # noqa: F401
@@ -97,3 +98,10 @@ def test_no_cuda_provider(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CPUExecutionProvider"])
     with pytest.raises(InputError, match="needs onnxruntime's CUDA provider, this onnxruntime has none"):
         measure(network(folder), data(4))
+
+
+def test_the_comparison_that_the_script_for_gpu_machines_makes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = network(folder), data(gpu_nccl.BITS_BATCHES * gpu_nccl.FEW_BATCH)
+    assert gpu_nccl.same_bits(model, list(TENSORS), x, 0) == {"tensors": len(TENSORS), "different": []}
+    monkeypatch.setattr("calibrators.TensorStatistics.update", lambda *_: None)
+    assert gpu_nccl.same_bits(model, list(TENSORS), x, 0)["different"] == list(TENSORS)
