@@ -2,8 +2,9 @@
 
 Needs numpy, pydantic and TensorRT/PyCUDA alone. An engine keeps its INT8 tensors to itself, and its inspector does not
 tell their scales; what can be seen are its outputs. So the scales are measured on a *probe*: an engine built on the
-same card from the same Q/DQ graph, in which the output of every DequantizeLinear is an output of the engine. Their
-values are multiples of the scale that TensorRT took from the graph. The probe is built once and kept.
+same card from the same Q/DQ graph that returns the output of every DequantizeLinear (see
+:mod:`pipeline.engine.marking`). Their values are multiples of the scale that TensorRT took from the graph. The probe is
+built once and kept.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from pipeline.consistency.context import QuantContext, TensorContext
 from pipeline.consistency.graph import visible_tensors
 from pipeline.consistency.levels import measure_scale
 from pipeline.consistency.loading import context_of_artifact
-from pipeline.core.errors import InputError
-from pipeline.core.files import sha256_file
+from pipeline.core.errors import InputError, ToolError
+from pipeline.core.files import sha256_file, write_text
 from pipeline.core.progress import SILENT
 from pipeline.records import Record
 
@@ -188,25 +189,40 @@ def _relative_l2(values: np.ndarray, reference: np.ndarray) -> float:
 
 
 def build_probe(artifact: Artifact, *, target: str, plan: Path, progress: Progress = SILENT) -> None:
-    """Build the probe of ``artifact`` at ``plan`` (minutes on a GPU)."""
+    """Build the probe of ``artifact`` at ``plan``.
+
+    Raises:
+        ToolError: TensorRT builds none, in whichever way the tensors are returned; its words about the last one.
+    """
     from pipeline.config import Profile
     from pipeline.engine.builder import build_engine
+    from pipeline.engine.marking import HOW
     from pipeline.engine.records import BuildOptions
 
     model = artifact.path(INT8_MODEL)
     shown = {output.name for output in artifact.manifest.outputs}
-    record = build_engine(
-        model,
-        target=target,
-        profiles=[Profile.parse(text) for text in artifact.manifest.profiles],
-        plan_path=plan,
-        options=BuildOptions(
+    for how in HOW:
+        options = BuildOptions(
             mark_outputs=tuple(name for name in visible_tensors(model).values() if name not in shown),
+            mark_how=how,
             optimization_level=0,  # scales do not depend on the choice of kernels
-        ),
-        progress=progress,
-    )
-    _record_path(plan).write_text(record.model_dump_json(indent=2) + "\n")
+        )
+        try:
+            record = build_engine(
+                model,
+                target=target,
+                profiles=[Profile.parse(text) for text in artifact.manifest.profiles],
+                plan_path=plan,
+                options=options,
+                progress=progress,
+            )
+        except ToolError as error:
+            if how == HOW[-1]:
+                raise
+            progress.warn(f"no probe with tensors {how}: {error.message.splitlines()[-1].strip()}")
+        else:
+            write_text(_record_path(plan), record.model_dump_json(indent=2) + "\n")
+            return
 
 
 def _record_path(plan: Path) -> Path:
@@ -248,6 +264,7 @@ def check_probe(
     folder: Path, *, target: str = "tensorrt", probe: Path, rtol: float = DEFAULT_RTOL, progress: Progress = SILENT
 ) -> DeviceCheck:
     """:func:`check_on_device` with the probe alone, for an artifact that has no engine for ``target`` yet."""
+    from pipeline.engine.marking import returned
     from pipeline.engine.records import EngineRecord
     from pipeline.engine.runner import Runner
 
@@ -261,7 +278,8 @@ def check_probe(
     with Runner(probe, target=target, record=record) as engine:
         results = engine(_feeds(recorded))
     names = visible_tensors(artifact.path(INT8_MODEL))
-    shown = {tensor: results[name] for tensor, name in names.items() if name in results}
+    found = {tensor: returned(results, name) for tensor, name in names.items()}
+    shown = {tensor: values for tensor, values in found.items() if values is not None}
     own = {output.name: results[output.name] for output in artifact.manifest.outputs if output.name in results}
     scales = check_scales(shown, context_of_artifact(folder), rtol=rtol)
     return _check(artifact, target, recorded, rtol, check_outputs(own, recorded), scales)

@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 __all__ = ["build_capture", "capture_outputs", "profile_for"]
 
 
+_LEVEL = 0
+"""Of the builder, unless told otherwise: nobody waits for the capture engine's speed, and with dozens of outputs a
+search for fast kernels takes minutes."""
+
+
 def profile_for(feeds: Mapping[str, np.ndarray]) -> Profile:
     """The profile that allows exactly the shapes of ``feeds``."""
     return Profile(
@@ -45,7 +50,10 @@ def build_capture(
     Raises:
         InputError: a tensor that the graph lacks, and as :func:`build_engine`.
     """
-    marked = options.model_copy(update={"mark_outputs": tuple(tensors)})
+    level = options.optimization_level
+    marked = options.model_copy(
+        update={"mark_outputs": tuple(tensors), "optimization_level": _LEVEL if level is None else level}
+    )
     return build_engine(
         model, target=target, profiles=profiles, plan_path=plan_path, options=marked, timeout_s=timeout_s
     )

@@ -16,6 +16,7 @@ from pipeline.engine.calibration import cache_for, make_calibrator
 from pipeline.engine.checks import check_model
 from pipeline.engine.compat import Api, load_api
 from pipeline.engine.device import MemoryMeter, describe_device, no_device_reason
+from pipeline.engine.marking import mark_outputs
 from pipeline.engine.messages import make_error_recorder, make_logger, skipped_tactics, worst_words
 from pipeline.engine.onnx_wire import Model, read_model
 from pipeline.engine.process import Reporter, Sampler, die_with_parent
@@ -81,7 +82,9 @@ class Build:
             parser = api.trt.OnnxParser(network, self.logger)
             if not parser.parse_from_file(str(self.path)):
                 raise self._parse_error(parser, model)
-            self._mark_outputs(network)
+            if options.mark_outputs:
+                what = f"{api.title}'s network of {self.path}"
+                mark_outputs(network, api, options.mark_outputs, options.mark_how, what=what)
             api.set_input_types(network, options)
             config = builder.create_builder_config()
             self._configure(config, model)
@@ -175,25 +178,6 @@ class Build:
             if node.domain in ("", "ai.onnx") and (node.op_type in failed or not parser.supports_operator(node.op_type))
         ]
         return [text for text in texts if not known.startswith(text.partition(": ")[0])]
-
-    def _mark_outputs(self, network: Any) -> None:
-        if not self.options.mark_outputs:
-            return
-        tensors = {}
-        for number in range(network.num_layers):
-            layer = network.get_layer(number)
-            for index in range(layer.num_outputs):
-                tensor = layer.get_output(index)
-                tensors[tensor.name] = tensor
-        present = {network.get_output(number).name for number in range(network.num_outputs)}
-        for name in self.options.mark_outputs:
-            if name in present:
-                continue
-            if name not in tensors:
-                raise InputError(
-                    f"tensor {name!r} to return does not exist in {self.api.title}'s network of {self.path}"
-                )
-            network.mark_output(tensors[name])
 
     def _configure(self, config: Any, model: Model) -> None:
         api, options = self.api, self.options

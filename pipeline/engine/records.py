@@ -73,6 +73,8 @@ class BuildOptions(Record):
     """None: ``$XDG_CACHE_HOME/quantize/timing``."""
     mark_outputs: tuple[str, ...] = ()
     """Tensors to return beside the graph's outputs (per-layer capture). Each one may prevent a fusion."""
+    mark_how: Literal["itself", "doubled", "dequantised again"] = "itself"
+    """How they are returned, see :mod:`pipeline.engine.marking`."""
     verbose: bool = False
     """Keep TensorRT's verbose messages."""
 

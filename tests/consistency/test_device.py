@@ -12,7 +12,7 @@ from pipeline.artifact import INT8_MODEL, SAMPLES
 from pipeline.consistency.compare import assert_consistent
 from pipeline.consistency.device import check_on_device, check_outputs, check_probe, check_scales, device_text
 from pipeline.consistency.loading import load_context
-from pipeline.core.errors import InputError
+from pipeline.core.errors import InputError, ToolError
 from pipeline.engine.records import EngineRecord
 from tests.consistency.contexts import context
 from tests.consistency.graphs import X_SCALE, Y_SCALE, write_artifact
@@ -145,6 +145,31 @@ def test_the_probe_alone(artifact: Path, tmp_path: Path, monkeypatch: pytest.Mon
     assert [scale.verdict for scale in check.scales] == ["ok", "ok"]
     assert [output.output for output in check.outputs] == ["z"]
     assert not check.passed  # the stand-in's probe returns other values than were recorded
+
+
+def test_another_way_to_return_the_tensors_is_tried(
+    artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pipeline.engine import builder
+
+    works, tried = builder.build_engine, []
+
+    def build(model: Path, *, options: Any, **rest: Any) -> EngineRecord:
+        tried.append(options.mark_how)
+        if options.mark_how != "itself":
+            raise ToolError("TensorRT builds no engine:\n  Assertion failed")
+        return works(model, options=options, **rest)
+
+    monkeypatch.setattr("pipeline.engine.builder.build_engine", build)
+    assert check_on_device(artifact, probe=tmp_path / "probe.plan").passed
+    assert tried == ["doubled", "dequantised again", "itself"]
+
+    def never(model: Path, **rest: Any) -> EngineRecord:
+        raise ToolError("TensorRT builds no engine")
+
+    monkeypatch.setattr("pipeline.engine.builder.build_engine", never)
+    with pytest.raises(ToolError, match="builds no engine"):
+        check_on_device(artifact, probe=tmp_path / "other.plan")
 
 
 def test_the_probe_of_another_graph_is_not_used(artifact: Path, tmp_path: Path) -> None:

@@ -16,12 +16,14 @@ from onnx import helper
 
 from pipeline import build as stage
 from pipeline.config import Profile
+from pipeline.consistency.graph import visible_tensors
 from pipeline.core.errors import InputError, ToolError
 from pipeline.core.files import sha256_file
 from pipeline.engine import builder, child
 from pipeline.engine.builder import build_engine
 from pipeline.engine.compat import load_api
 from pipeline.engine.device import describe_device
+from pipeline.engine.marking import HOW, How, returned
 from pipeline.engine.onnx_wire import Graph, Model, Tensor, read_model
 from pipeline.engine.records import BuildOptions, DeviceInfo, EngineRecord, Message
 from tests.engine import graphs
@@ -101,6 +103,30 @@ def test_options_reach_the_builder(tmp_path: Path) -> None:
     assert any(message.severity == "verbose" for message in record.messages)
     default = build(model, tmp_path, PROFILE)
     assert default.plan_bytes != record.plan_bytes
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_the_output_of_a_dequantizelinear_can_be_returned(tmp_path: Path, how: How) -> None:
+    model = graphs.qdq_conv(tmp_path / "m.onnx")
+    name = next(iter(visible_tensors(model).values()))
+    plain = build(model, tmp_path, PROFILE)
+    assert build(model, tmp_path, PROFILE, mark_outputs=(name,), mark_how=how).plan_sha256 != plain.plan_sha256
+
+
+def test_only_a_dequantizelinear_can_be_repeated(tmp_path: Path) -> None:
+    text = refused(
+        graphs.qdq_conv(tmp_path / "m.onnx"), tmp_path, PROFILE, mark_outputs=("c",), mark_how="dequantised again"
+    )
+    assert "tensor 'c' comes from no DequantizeLinear" in text
+
+
+def test_doubled_values_come_back_exactly() -> None:
+    values = np.array([0.1, -3.0, 1e-40, 65504.0], np.float32)
+    for kind in (np.float32, np.float16):
+        once = values.astype(kind) / kind(2)
+        assert np.array_equal(returned({"a::doubled": once * kind(2)}, "a"), once)
+    assert np.array_equal(returned({"a": values}, "a"), values)
+    assert returned({"b": values}, "a") is None
 
 
 @pytest.mark.parametrize(
