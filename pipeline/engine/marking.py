@@ -79,6 +79,5 @@ def _again(network: Any, api: Api, layer: Any, name: str) -> Any:
     if layer.type != api.trt.LayerType.DEQUANTIZE:
         raise InputError(f"tensor {name!r} comes from no DequantizeLinear that could be repeated")
     kind = (layer.get_output(0).dtype,) if api.rtx or api.release[0] >= _TYPED else ()
-    copy = network.add_dequantize(layer.get_input(0), layer.get_input(1), *kind)
-    copy.axis = layer.axis
-    return copy.get_output(0)
+    # activations have one scale, so that there is no axis to repeat
+    return network.add_dequantize(layer.get_input(0), layer.get_input(1), *kind).get_output(0)
