@@ -119,32 +119,44 @@ def _command_line() -> str:
 
 def print_outcome(outcome: Outcome, config: CompareConfig) -> None:
     """The clean figures, the drops under noise and the recommendation."""
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     score, advice = outcome.score, outcome.recommendation
     comparisons = {item.calibrator: item for item in advice.comparisons}
-    table = Table(title=f"{outcome.samples} held-aside samples", title_justify="left")
-    for column in ("calibrator", score.name, "95 % interval", "against the best", "SQNR, dB", "clipped"):
-        table.add_column(column, justify="left" if column in ("calibrator", "against the best") else "right")
+    table = Table(
+        title=f"{outcome.samples} held-aside samples",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),  # 80 columns hold it
+    )
+    table.add_column("calibrator", no_wrap=True)
+    unit = "\n%" if score.percent else ""
+    heading = "as FP32" if score.figure == "agreement" else score.name.replace(" ", "\n")
+    table.add_column(heading + unit, justify="right", no_wrap=True)
+    table.add_column("95 %\ninterval", justify="right", no_wrap=True)
+    table.add_column("worse\n" + ("points" if score.percent else "by"), justify="right", no_wrap=True)
+    table.add_column("sure", no_wrap=True)
+    table.add_column("SQNR\ndB", justify="right", no_wrap=True)
+    table.add_column("clip\n%", justify="right", no_wrap=True)
     for row in outcome.table:
         if row["shift"] != "none" or row["calibration_subset"] is not None:
             continue
-        value = row[score.figure]
-        item = comparisons.get(row["calibrator"])
-        verdict = "best" if row["calibrator"] == advice.best else "-"
+        value, item = row[score.figure], comparisons.get(row["calibrator"])
+        worse, told = ("best", "") if row["calibrator"] == advice.best else ("-", "")
         if item is not None:
-            verdict = "same graph" if item.same_graph else f"{score.text_of_difference(item.difference)} worse"
-            verdict += "" if item.told_apart or item.same_graph else " (cannot be told apart)"
+            worse = _plain(item.difference, score.percent)
+            told = "same" if item.same_graph else "yes" if item.told_apart else "no"
         table.add_row(
             row["calibrator"],
-            "-" if value is None else score.text(value if score.figure != "relative_l2" else -value),
+            "-" if value is None else _plain(value, score.percent),
             "-"
             if value is None
-            else f"{_plain(row[f'{score.figure}_low'], score.percent)} to "
-            f"{_plain(row[f'{score.figure}_high'], score.percent)}",
-            verdict,
+            else " to ".join(_plain(row[f"{score.figure}{end}"], score.percent, 1) for end in ("_low", "_high")),
+            worse,
+            told,
             "-" if row["sqnr_db"] is None else f"{row['sqnr_db']:.1f}",
-            "-" if row["clipping_share"] is None else f"{100 * row['clipping_share']:.4f} %",
+            "-" if row["clipping_share"] is None else f"{100 * row['clipping_share']:.4f}",
         )
     out = console()
     out.print(table)
@@ -154,5 +166,5 @@ def print_outcome(outcome: Outcome, config: CompareConfig) -> None:
     out.print(f"report: {outcome.folder / 'compare.html'}", markup=False)
 
 
-def _plain(value: float, percent: bool) -> str:
-    return f"{100 * value:.2f}" if percent else f"{value:.4g}"
+def _plain(value: float, percent: bool, decimals: int = 2) -> str:
+    return f"{100 * value:.{decimals}f}" if percent else f"{value:.4g}"

@@ -325,6 +325,37 @@ def test_a_network_without_activation_layers_has_no_noise(tmp_path: Path) -> Non
         run_experiment(CompareConfig(**values, samples=30, shift_sigma=(0.1,)))
 
 
+@pytest.mark.parametrize("figure", ["top1", "agreement", "relative_l2"])
+def test_the_table_fits_a_terminal_of_80_columns(
+    figure: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from types import SimpleNamespace
+
+    from pipeline.cli.compare import print_outcome
+    from pipeline.compare.measured import Score
+
+    monkeypatch.setenv("COLUMNS", "80")
+    names = ("ema-percentile decay=0.95", "legacy quantile=0.999")
+    table = [
+        {
+            "shift": "none",
+            "calibration_subset": None,
+            "calibrator": name,
+            **{figure: 1.0, f"{figure}_low": 0.999, f"{figure}_high": 1.0},
+            "sqnr_db": 40.12,
+            "clipping_share": 0.000123,
+        }
+        for name in names
+    ]
+    other = SimpleNamespace(calibrator=names[1], same_graph=False, told_apart=True, difference=0.012)
+    advice = SimpleNamespace(best=names[0], calibrator=names[0], reasons=("why",), comparisons=[other])
+    outcome = SimpleNamespace(score=Score(figure), recommendation=advice, table=table, samples=5, folder=Path("folder"))
+    print_outcome(outcome, None)
+    shown = capsys.readouterr().out
+    assert "\u2026" not in shown
+    assert all(text in shown for text in (*names, "0.0123", "40.1", "best", "yes", "take ema-percentile decay=0.95"))
+
+
 def test_the_command_line(given: Path, tmp_path: Path) -> None:
     arguments = [str(given / "model.onnx"), "--data", str(given / "data.npy"), "--out", str(tmp_path / "out")]
     arguments += ["--labels", str(given / "labels.csv"), "--samples", str(SAMPLES), "--workers", "1"]
