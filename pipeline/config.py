@@ -174,12 +174,10 @@ class Preprocess(_Config):
 
     def __str__(self) -> str:
         """In the text form: every field that is not empty."""
-        parts = []
-        for name in type(self).model_fields:
-            value = getattr(self, name)
-            joined = ("x" if name in ("resize", "crop") else ",").join(map(str, value)) if value != () else ""
-            parts.append(f"{name}={value if isinstance(value, str) else joined}" if value != () else "")
-        return ";".join(filter(None, parts))
+        fields = {name: getattr(self, name) for name in type(self).model_fields}
+        for name, separator in (("resize", "x"), ("crop", "x"), ("mean", ","), ("std", ",")):
+            fields[name] = separator.join(map(str, fields[name]))
+        return ";".join(f"{name}={text}" for name, text in fields.items() if text)
 
     @model_validator(mode="before")
     @classmethod
