@@ -70,7 +70,15 @@ class Model:
         batches = [Batch(index, (index,), feed) for index, feed in enumerate(feeds)]
         if options.equalise:
             result = equalise.run(self.fp32, batches, folder=folder / "equalise", config=self.config)
-            print(f"{len(result.tensors)} tensors equalised")
+            before, after = (
+                np.array([getattr(tensor, name) for tensor in result.tensors])
+                for name in ("spread_before", "spread_after")
+            )
+            print(
+                f"{len(result.tensors)} tensors equalised; greatest channel over median channel: median "
+                f"{np.median(before):.1f} before, {np.median(after):.1f} after, greatest {before.max():.1f} before, "
+                f"{after.max():.1f} after"
+            )
             self.fp32 = result.model_path
         self.plan = make_plan(self.fp32, self.config)
         calibrated = calibrate.run(self.fp32, self.plan.tensors, batches, folder=folder / "calibrate")
