@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.artifact import MANIFEST, Artifact
 from pipeline.core.errors import InputError
-from pipeline.core.files import sha256_file
+from pipeline.core.files import sha256_file, sha256_json
 from pipeline.mixed import stage
+from pipeline.mixed.choosing import choose
 from pipeline.mixed.samples import Parts, parted, spread
 from pipeline.provenance import installed_versions
+from pipeline.runner import code_digest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -76,6 +78,7 @@ class MixedBuild:
         config = self.build.config
         choose = config.mixed.choose
         times = config.mixed.layer_times
+        inputs = self._inputs(target)
 
         def action(folder: Path) -> stage.MixedResult:
             from calibrators.statistics import load_statistics
@@ -102,10 +105,12 @@ class MixedBuild:
                 calibration=None if config.equalise else lambda: self._batches(self.calibration),
                 labels=self.labels,
                 times=node_times(*times) if times else None,
+                identity=sha256_json({**inputs, "target": None, "times": None, "code": code_digest()}),
+                others=sorted(self.build.runner.work.glob(f"*mixed-*/{stage.EVALUATIONS}")),
                 progress=self.build.progress,
             )
 
-        return self.build.runner.run("mixed", stage.MixedResult, self._inputs(target), action, resumes=True)
+        return self.build.runner.run("mixed", stage.MixedResult, inputs, action, resumes=True)
 
     def _batches(self, numbers: frozenset[int]) -> Iterator[Batch]:
         return self.build.batches(self.source, numbers, self.prepared.result.inputs)
@@ -156,7 +161,7 @@ class MixedBuild:
 
         def action(folder: Path) -> QuantizeResult:
             statistics, _ = load_statistics(model.statistics)
-            return stage.choose(
+            return choose(
                 result,
                 model.path,
                 statistics,

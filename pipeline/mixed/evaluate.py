@@ -38,16 +38,27 @@ _LARGEST_SQNR_DB = 200.0
 
 
 class Memory:
-    """Figures by key in a JSON file, written after each: a killed search goes on where it stopped."""
+    """Figures by key in a JSON file, written after each: a killed search goes on where it stopped.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        identity: of everything that the figures depend on beside the candidate; those of another one are forgotten.
+        others: files of other searches, to start with where ``path`` holds nothing: another target measures much the
+            same candidates.
+    """
+
+    def __init__(self, path: Path, identity: str = "", others: Iterable[Path] = ()) -> None:
         self._path = path
+        self._identity = identity
         self._found: dict[str, dict[str, Any]] = {}
-        if path.is_file():
-            try:
-                self._found = json.loads(path.read_text())
-            except ValueError as error:
-                raise InputError(f"{path} is damaged: {error}", remedy="delete it; the search starts anew") from error
+        for place in (path, *others):
+            if place.is_file() and not self._found:
+                try:
+                    stored = json.loads(place.read_text())
+                    self._found = stored["figures"] if stored["identity"] == identity else {}
+                except (ValueError, KeyError, TypeError) as error:
+                    raise InputError(
+                        f"{place} is damaged: {error}", remedy="delete it; the search starts anew"
+                    ) from error
 
     def __len__(self) -> int:
         return len(self._found)
@@ -58,7 +69,7 @@ class Memory:
 
     def put(self, key: str, figures: Figures) -> None:
         self._found[key] = figures.model_dump(mode="json")
-        write_json(self._path, self._found)
+        write_json(self._path, {"identity": self._identity, "figures": self._found})
 
 
 class Evaluator:

@@ -9,17 +9,30 @@ calibrator that knows which statistic gets another one's range.
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from pipeline.core.errors import InputError
+from pipeline.core.files import atomic_file
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from calibrators import Calibrator, TensorStatistics
 
-__all__ = ["ChosenRanges", "Repairs", "least_squares_thresholds", "statistic_key"]
+__all__ = [
+    "ChosenRanges",
+    "Repairs",
+    "clipped",
+    "least_squares_thresholds",
+    "load_repairs",
+    "save_repairs",
+    "statistic_key",
+]
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
@@ -127,3 +140,33 @@ def clipped(weights: Array, thresholds: Array, axis: int | None) -> Array:
         thresholds = thresholds.reshape(shape)
     limited: Array = np.clip(weights, -thresholds, thresholds).astype(weights.dtype)
     return limited
+
+
+def save_repairs(path: Path, repairs: Repairs) -> None:
+    """Write ``repairs`` as ``.npz``, without :attr:`Repairs.equalised`."""
+    text = json.dumps(dict(sorted(repairs.ranges.items())), sort_keys=True)
+    arrays: dict[str, Any] = {"ranges": np.frombuffer(text.encode(), np.uint8)}
+    arrays.update({f"weights/{name}": values for name, values in sorted(repairs.weights.items())})
+    arrays.update({f"biases/{name}": values for name, values in sorted(repairs.biases.items())})
+    with atomic_file(path) as stream:
+        np.savez(stream, **arrays)
+
+
+def load_repairs(path: Path) -> Repairs:
+    """Read what :func:`save_repairs` wrote.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as found:
+            arrays = {name: found[name] for name in found.files}
+        ranges = {key: (str(name), float(amax)) for key, (name, amax) in json.loads(arrays["ranges"].tobytes()).items()}
+    except Exception as error:
+        raise InputError(f"{path} cannot be read: {error}", remedy="run the search again") from error
+    by_kind: dict[str, dict[str, Any]] = {"weights": {}, "biases": {}}
+    for name, values in arrays.items():
+        kind, separator, rest = name.partition("/")
+        if separator:
+            by_kind[kind][rest] = values
+    return Repairs(ranges=ranges, weights=by_kind["weights"], biases=by_kind["biases"])

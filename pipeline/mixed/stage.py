@@ -1,21 +1,19 @@
 """The mixed-precision stage: search once, build any of the points that were measured.
 
-:func:`run` searches and writes ``pareto.json``, ``pareto.png``, ``repairs.npz``; :func:`choose` quantises the network
-as one of its points says. ``evaluations.json`` holds every measurement, so that a killed search goes on from there.
+:func:`run` searches and writes ``pareto.json``, ``pareto.png``, ``repairs.npz``; :func:`pipeline.mixed.choose`
+quantises the network as one of its points says. ``evaluations.json`` holds every measurement, so that a killed search
+goes on from there.
 """
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from pipeline.artifact import CALIBRATION, SCALES
+from pipeline.artifact import CALIBRATION
 from pipeline.core.errors import InputError
-from pipeline.core.files import atomic_file, write_bytes, write_json
+from pipeline.core.files import write_json
 from pipeline.core.progress import SILENT, Progress
 from pipeline.errors.graphs import MOVEMENT
 from pipeline.mixed.candidate import Candidate, Network
@@ -24,7 +22,7 @@ from pipeline.mixed.equalising import equalised_network
 from pipeline.mixed.evaluate import Evaluator, Memory
 from pipeline.mixed.pareto import Point, pareto_plot, pareto_points
 from pipeline.mixed.repairing import RepairRecord, find_repairs
-from pipeline.mixed.repairs import Repairs, statistic_key
+from pipeline.mixed.repairs import Repairs, save_repairs
 from pipeline.mixed.search import Checked, Sensitivity, make_units, search, sensitivities
 from pipeline.mixed.target import Target
 from pipeline.records import StageResult
@@ -36,9 +34,8 @@ if TYPE_CHECKING:
     from pipeline.config import PlacementConfig
     from pipeline.data.batching import Batch
     from pipeline.placement.plan import PlacementPlan
-    from pipeline.quantize import QuantizeResult
 
-__all__ = ["EQUALISED", "EVALUATIONS", "PARETO_JSON", "PARETO_PNG", "REPAIRS", "MixedResult", "choose", "run"]
+__all__ = ["EQUALISED", "EVALUATIONS", "PARETO_JSON", "PARETO_PNG", "REPAIRS", "MixedResult", "run"]
 
 PARETO_JSON = "pareto.json"
 PARETO_PNG = "pareto.png"
@@ -120,6 +117,8 @@ def run(
     calibration: Callable[[], Iterable[Batch]] | None = None,
     labels: Mapping[int, int] | None = None,
     times: Mapping[str, tuple[float, float]] | None = None,
+    identity: str = "",
+    others: Iterable[Path] = (),
     progress: Progress = SILENT,
 ) -> MixedResult:
     """Search for the fastest network that meets ``target``.
@@ -133,6 +132,7 @@ def run(
         calibration: a new pass over all calibration samples, for equalised channels; None: those are not tried.
         labels: sample number to class, of the two sets before; needed for a target in top-1.
         times: node to its measured time in INT8 and in float, in ms; None: multiply-accumulates stand for time.
+        identity, others: see :class:`pipeline.mixed.evaluate.Memory`.
 
     Raises:
         InputError: a model that came with Q/DQ nodes, nothing to quantise, no samples, labels that do not fit, or a
@@ -148,9 +148,9 @@ def run(
         )
     if not plan.quantized_nodes:
         raise InputError("nothing in this model is quantised, so there is nothing to search")
-    memory = Memory(folder / EVALUATIONS)
+    memory = Memory(folder / EVALUATIONS, identity, others)
     if len(memory):
-        progress.note(f"the search goes on after {len(memory)} measurements of an unfinished one")
+        progress.note(f"the search starts from {len(memory)} measurements of an earlier one")
     with progress.task("running the float model", total=None, unit="sets") as task:
         checking = Evaluator("check", network, checked, memory, labels)
         task.advance()
@@ -220,7 +220,7 @@ def run(
         shutil.rmtree(folder / EQUALISED, ignore_errors=True)
     write_json(folder / PARETO_JSON, result.model_dump(mode="json", exclude={"dependencies"}))
     pareto_plot(folder / PARETO_PNG, points, target, costs.unit)
-    _save_repairs(folder / REPAIRS, repairs)
+    save_repairs(folder / REPAIRS, repairs)
     (progress.note if reached else progress.warn)(result.sentence())
     return result
 
@@ -229,140 +229,3 @@ def _movable(network: Network, plan: PlacementPlan) -> list[str]:
     """Quantised nodes that compute something, in network order."""
     chosen = set(plan.quantized_nodes)
     return [node.name for node in network.fp32.nodes if node.name in chosen and node.op_type not in MOVEMENT]
-
-
-def _save_repairs(path: Path, repairs: Repairs) -> None:
-    text = json.dumps(dict(sorted(repairs.ranges.items())), sort_keys=True)
-    arrays: dict[str, Any] = {"ranges": np.frombuffer(text.encode(), np.uint8)}
-    arrays.update({f"weights/{name}": values for name, values in sorted(repairs.weights.items())})
-    arrays.update({f"biases/{name}": values for name, values in sorted(repairs.biases.items())})
-    with atomic_file(path) as stream:
-        np.savez(stream, **arrays)
-
-
-def _load_repairs(path: Path) -> Repairs:
-    try:
-        with np.load(path, allow_pickle=False) as found:
-            arrays = {name: found[name] for name in found.files}
-        ranges = {key: (str(name), float(amax)) for key, (name, amax) in json.loads(arrays["ranges"].tobytes()).items()}
-    except Exception as error:
-        raise InputError(f"{path} cannot be read: {error}", remedy="run the search again") from error
-    by_kind: dict[str, dict[str, Any]] = {"weights": {}, "biases": {}}
-    for name, values in arrays.items():
-        kind, separator, rest = name.partition("/")
-        if separator:
-            by_kind[kind][rest] = values
-    return Repairs(ranges=ranges, weights=by_kind["weights"], biases=by_kind["biases"])
-
-
-def choose(
-    result: MixedResult,
-    model: Path,
-    statistics: Mapping[str, TensorStatistics],
-    calibrator: Calibrator,
-    *,
-    folder: Path,
-    config: PlacementConfig,
-    number: int | None = None,
-    progress: Progress = SILENT,
-) -> QuantizeResult:
-    """Quantise the network as a point of the search says: the quantise stage's files, in ``folder``.
-
-    Args:
-        model, statistics: what the search was given; for an equalised point ``result.equalised_model`` and the
-            statistics in ``result.equalised_statistics``.
-        result: of :func:`run`, with its folder.
-        number: of the point; None: the one that was taken.
-
-    Raises:
-        InputError: no such point, or the search's files are damaged.
-    """
-    from pipeline import quantize
-    from pipeline.placement import make_plan
-
-    point = result.point(number)
-    placement = result.placement(config, number)
-    plan = make_plan(model, placement)
-    repairs = _load_repairs(result.folder / REPAIRS) if point.repaired else Repairs()
-    network = Network(model, config, statistics, calibrator)
-    repaired = folder / "repaired.onnx"
-    changed = _write_repaired(network, plan, repairs, repaired)
-    try:
-        done = quantize.run(
-            repaired if changed else model,
-            plan,
-            statistics,
-            network.chosen(repairs),
-            folder=folder,
-            config=placement,
-            progress=progress,
-        )
-    finally:
-        for path in folder.glob("repaired.onnx*"):
-            path.unlink()
-    _name_calibrators(folder / SCALES, plan, repairs, statistics)
-    return done
-
-
-def _write_repaired(network: Network, plan: PlacementPlan, repairs: Repairs, path: Path) -> bool:
-    """Write the float model with the repairs of the nodes that ``plan`` quantises; False: there are none."""
-    import onnx
-    from onnx import numpy_helper
-
-    places = {(point.node, point.input_index) for point in plan.weights}
-    weights = {network.fp32.by_name[node].input[position] for node, position in places}
-    changed = {name: values for name, values in repairs.weights.items() if name in weights}
-    biased = {node: values for node, values in repairs.biases.items() if any(node == place[0] for place in places)}
-    if not changed and not biased:
-        return False
-    model = onnx.load(network.model)
-    added = []
-    for node in model.graph.node:
-        bias = biased.get(node.name)
-        if bias is None:
-            continue
-        if len(node.input) > 2 and node.input[2] and _readers(model, node.input[2]) == 1:
-            changed[node.input[2]] = bias
-        else:
-            name = f"{node.name}::bias"
-            added.append(numpy_helper.from_array(bias, name))
-            del node.input[2:]
-            node.input.append(name)
-    for tensor in model.graph.initializer:
-        if tensor.name in changed:
-            tensor.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(changed[tensor.name]), tensor.name))
-    model.graph.initializer.extend(added)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if model.ByteSize() > _LARGEST_FILE:
-        onnx.save(model, path, save_as_external_data=True, location=f"{path.name}.data")
-    else:
-        write_bytes(path, model.SerializeToString())
-    return True
-
-
-_LARGEST_FILE = 2_000_000_000
-
-
-def _readers(model: Any, name: str) -> int:
-    return sum(list(node.input).count(name) for node in model.graph.node)
-
-
-def _name_calibrators(
-    path: Path, plan: PlacementPlan, repairs: Repairs, statistics: Mapping[str, TensorStatistics]
-) -> None:
-    """Let ``scales.json`` name the calibrator that a repaired range really comes from."""
-    from pipeline.quantize import merge_tensors
-
-    if not repairs.ranges:
-        return
-    groups: dict[str, list[Any]] = {}
-    for point in plan.activations:
-        groups.setdefault(point.tensor if point.group is None else f"group {point.group}", []).append(point)
-    scales = json.loads(path.read_text())
-    for members in groups.values():
-        calibrated = [point.tensor for point in members if point.source is None]
-        chosen = repairs.ranges.get(statistic_key(merge_tensors([statistics[name] for name in calibrated])))
-        if chosen is not None:
-            for point in members:
-                scales["tensors"][point.tensor]["calibrator"] = chosen[0]
-    write_json(path, scales)

@@ -234,14 +234,14 @@ def test_a_search_killed_midway_goes_on(inputs: Path, tmp_path: Path) -> None:
     while measured < 4 and child.poll() is None and time.monotonic() < deadline:
         time.sleep(0.005)
         for path in out.glob(".work/.mixed-*.partial/evaluations.json"):
-            measured = len(json.loads(path.read_text()))
+            measured = len(json.loads(path.read_text())["figures"])
     assert child.poll() is None, "it ended before it could be killed"
     os.killpg(child.pid, signal.SIGKILL)
     child.wait()
     assert not (out / "manifest.json").exists()
     again = subprocess.run(command, capture_output=True, text=True, check=False)
     assert again.returncode == 1, again.stderr
-    assert "measurements of an unfinished one" in again.stderr
+    assert "measurements of an earlier one" in again.stderr
     whole = tmp_path / "whole"
     assert quantize(*arguments(inputs, whole, "--min-sqnr", "190dB")).code == 1
     for name in ("model.int8.onnx", "reports/pareto.json"):
@@ -266,6 +266,27 @@ def test_measured_layer_times_are_the_cost(inputs: Path, tmp_path: Path) -> None
     missing = quantize(*args, "--layer-times", files[0], tmp_path / "none.json")
     assert missing.code == 2
     assert f"layer times {tmp_path / 'none.json'} do not exist" in missing.stderr
+
+
+def test_another_target_measures_only_what_is_new(
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[str] = []
+    original = Evaluator._measured
+
+    def counted(self: Evaluator, candidate: Any) -> Any:
+        measured.append(f"{self.name}:{candidate.key}")
+        return original(self, candidate)
+
+    monkeypatch.setattr(Evaluator, "_measured", counted)
+    assert quantize(*arguments(inputs, tmp_path / "net", "--min-sqnr", "190dB")).code == 1
+    first = list(measured)
+    assert quantize(*arguments(inputs, tmp_path / "net", "--min-sqnr", "32dB")).code == 0
+    assert len(set(measured)) == len(measured)
+    assert len(measured) < 1.5 * len(first)
+    again = quantize(*arguments(inputs, tmp_path / "net", "--min-sqnr", "32dB", "--search-samples", "8"))
+    assert again.code == 0
+    assert "measurements of an earlier one" not in again.stderr
 
 
 # -- equalised channels ----------------------------------------------------------------------------------------------

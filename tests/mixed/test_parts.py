@@ -162,8 +162,20 @@ def test_least_squares_thresholds():
 
 def test_damaged_memory(tmp_path):
     (tmp_path / "evaluations.json").write_text("{")
-    with pytest.raises(InputError, match=r"evaluations\.json is damaged"):
-        Memory(tmp_path / "evaluations.json")
+    for text in ("{", "[]", '{"figures": {}}'):
+        (tmp_path / "evaluations.json").write_text(text)
+        with pytest.raises(InputError, match=r"evaluations\.json is damaged"):
+            Memory(tmp_path / "evaluations.json")
+
+
+def test_memory_of_another_search(tmp_path):
+    first = Memory(tmp_path / "first.json", "a")
+    first.put("check:0", FIGURES)
+    assert Memory(tmp_path / "first.json", "a").get("check:0") == FIGURES
+    assert len(Memory(tmp_path / "first.json", "b")) == 0
+    later = Memory(tmp_path / "later.json", "a", [tmp_path / "none.json", tmp_path / "first.json"])
+    assert later.get("check:0") == FIGURES
+    assert Memory(tmp_path / "later.json", "b", [tmp_path / "first.json"]).get("check:0") is None
 
 
 def test_model_without_shapes_still_has_costs():

@@ -14,7 +14,7 @@ from pipeline.core.ort import make_session
 from pipeline.core.progress import SilentProgress
 from pipeline.errors.capture import OrtReading
 from pipeline.errors.graphs import Graph
-from pipeline.mixed import evaluate, stage
+from pipeline.mixed import choosing, evaluate, stage
 from pipeline.mixed.candidate import Candidate, Network
 from pipeline.mixed.target import Target
 from pipeline.placement import make_plan
@@ -394,7 +394,7 @@ def test_bias_for_a_layer_that_has_none(tmp_path):
     candidate = Candidate(repairs=Repairs(biases={node: shift}))
     plan = network.plan(candidate)
     repaired = tmp_path / "repaired.onnx"
-    assert stage._write_repaired(network, plan, candidate.repairs, repaired)
+    assert choosing.write_repaired(network, plan, candidate.repairs, repaired)
     (tmp_path / "out").mkdir()
     done = quantize.run(
         repaired, plan, setting.statistics, setting.calibrator, folder=tmp_path / "out", config=setting.config
