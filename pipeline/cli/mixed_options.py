@@ -67,7 +67,7 @@ def mixed_table(entry: dict[str, Any]) -> Table:
         f"lost {entry['unit']}": [f"{point['lost']:.4g}" for point, _ in rows],
         "float": [str(point["restored"]) for point, _ in rows],
         "SQNR": [f"{figures['sqnr_db']:.2f} dB" for _, figures in rows],
-        "agreement": [_percent(figures["agreement"]) for _, figures in rows],
+        "agree": [_percent(figures["agreement"]) for _, figures in rows],
         "top-1": [_percent(figures["top1"]) for _, figures in rows],
         "meets": [("yes" if point["meets"] else "no") + (" *" if point["best"] else "") for point, _ in rows],
     }
