@@ -140,7 +140,8 @@ def imagenet(name: str, images: Path, options: Options) -> None:
         graphs.append(("onnxruntime", network.onnxruntime(others["onnxruntime"])))
     reference = logits(model.fp32, optimise=True)
     top1 = 100.0 * float((reference.argmax(1) == labels[test]).mean())
-    print(f"fp32: top-1 {top1:.2f} on {len(test)} images, {len(rows)} to calibrate", flush=True)
+    of_fp32 = f"top-1 {top1:.2f}" if trained_weights else "random weights"
+    print(f"fp32: {of_fp32}, {len(test)} images to test, {len(rows)} to calibrate", flush=True)
     for title, path in graphs:
         found = logits(path, optimise=False)
         hits = 100.0 * float((found.argmax(1) == labels[test]).mean())
