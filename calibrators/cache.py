@@ -3,7 +3,8 @@
 First line ``TRT-<version>-<algorithm>``, such as ``TRT-8600-EntropyCalibration2``; then ``tensor: hex``, the eight
 lower-case hexadecimal digits of the big-endian IEEE 754 float32 amax / 127. Tensor names may hold spaces, colons and
 brackets, so a line is split at its last ``": "``. Weights are not in it. With a header of another version or algorithm
-TensorRT calibrates again.
+TensorRT calibrates again. IInt8LegacyCalibrator's cache has another first line, ``0 <cutoff> <quantile>``, two
+hexadecimal float64 (seen with 8.6.0); it is read and not written.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ if TYPE_CHECKING:
 
 __all__ = ["ALGORITHMS", "CalibrationCache", "cache_text", "parse_cache", "read_cache", "write_cache"]
 
-ALGORITHMS: Final = ("EntropyCalibration", "EntropyCalibration2", "MinMaxCalibration", "LegacyCalibration")
+ALGORITHMS: Final = ("EntropyCalibration", "EntropyCalibration2", "MinMaxCalibration")
+"""What a header that we write may name."""
 
 _HEADER: Final = re.compile(r"TRT-(\d+)-(\w+)")
+_LEGACY_HEADER: Final = re.compile(r"\d+ [0-9a-f]{16} [0-9a-f]{16}")
 _SEPARATOR: Final = ": "
 
 
@@ -40,12 +43,12 @@ class CalibrationCache:
 
     @property
     def version(self) -> str:
-        """TensorRT's version without dots, such as ``8600``."""
-        return self.header.split("-")[1]
+        """TensorRT's version without dots, such as ``8600``; empty in the legacy calibrator's cache."""
+        return "" if _LEGACY_HEADER.fullmatch(self.header) else self.header.split("-")[1]
 
     @property
     def algorithm(self) -> str:
-        return self.header.split("-")[2]
+        return "LegacyCalibration" if _LEGACY_HEADER.fullmatch(self.header) else self.header.split("-")[2]
 
 
 def cache_text(scales: Mapping[str, float], *, version: str = "8600", algorithm: str = "EntropyCalibration2") -> str:
@@ -88,12 +91,13 @@ def parse_cache(text: str, origin: str) -> CalibrationCache:
     """
     header, *lines = text.splitlines() or [""]
     match = _HEADER.fullmatch(header.strip())
-    if match is None:
+    legacy = _LEGACY_HEADER.fullmatch(header.strip())
+    if match is None and legacy is None:
         raise InputError(
             f"{origin} is not a TensorRT calibration cache: its first line is {header[:40]!r}",
             remedy="it should be such as TRT-8600-EntropyCalibration2",
         )
-    if match[2] not in ALGORITHMS:
+    if match is not None and match[2] not in ALGORITHMS:
         raise InputError(f"{origin}: unknown calibration algorithm {match[2]!r}; {did_you_mean(match[2], ALGORITHMS)}")
     scales: dict[str, float] = {}
     for number, line in enumerate(lines, start=2):

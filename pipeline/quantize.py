@@ -33,7 +33,7 @@ __all__ = ["SCHEMA", "QuantizeResult", "activation_ranges", "clipped_energy", "m
 SCHEMA = 1
 _LARGEST_FILE = 2_000_000_000
 _EXTERNAL = INT8_MODEL + ".data"
-_ALGORITHMS = {"minmax": "MinMaxCalibration", "legacy": "LegacyCalibration"}
+_ALGORITHMS = {"minmax": "MinMaxCalibration"}
 """Name in the calibration cache's header by calibrator; all others appear as TensorRT's entropy."""
 _LARGEST_CLIPPING = 0.1
 """Part of a tensor's energy that a calibrator may clip without a warning. Sound ranges lose below 0.03; the entropy

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from calibrators.cache import cache_text, parse_cache, read_cache, write_cache
 from pipeline.core.errors import InputError
 
-OWN = sorted((Path(__file__).parent / "data").glob("*.cache"))
+DATA = Path(__file__).parent / "data"
+OWN = sorted(path for path in DATA.glob("*.cache") if "legacy" not in path.name)
 
 
 def test_format(tmp_path: Path) -> None:
@@ -47,6 +48,16 @@ def test_tensorrts_own_caches(path: Path) -> None:
 
 def test_there_are_caches_to_test_with() -> None:
     assert len(OWN) >= 4
+
+
+@pytest.mark.parametrize("batch", [8, 32])
+def test_the_legacy_calibrators_cache_is_read_and_not_written(batch: int) -> None:
+    cache = read_cache(DATA / f"efficientnet-lite0-legacy-batch{batch}.cache")
+    assert (cache.version, cache.algorithm) == ("", "LegacyCalibration")
+    assert len(cache.scales) == 52
+    assert cache.scales["x"] == struct.unpack(">f", bytes.fromhex("3c010204"))[0]
+    with pytest.raises(InputError, match="no calibration algorithm 'LegacyCalibration'"):
+        cache_text(cache.scales, algorithm=cache.algorithm)
 
 
 @pytest.mark.parametrize(

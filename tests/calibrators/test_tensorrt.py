@@ -129,6 +129,22 @@ def test_entropy(measured: Measured, batch: int, tensorrt_range: int) -> None:
     assert (off <= 0.10).mean() >= 0.95
 
 
+BY_QUANTILE = [
+    "/_blocks.4/_swish_1/Clip_output_0",
+    "/_blocks.8/_swish_1/Clip_output_0",
+    "/_blocks.11/_swish_1/Clip_output_0",
+]
+"""Where TensorRT's log says that the legacy calibrator took the quantile, and the values are not all at a limit."""
+
+
+@pytest.mark.parametrize("name", BY_QUANTILE)
+def test_the_quantile_of_the_legacy_calibrator(measured: Measured, name: str) -> None:
+    theirs = read_cache(DATA / "efficientnet-lite0-legacy-batch8.cache").scales[name] * 127.0
+    stats = measured.statistics[8][name]
+    ours = calibrators.get("legacy", {"quantile": 0.999}).amax(stats)
+    assert 0.0 <= theirs - ours <= stats.amax / CANDIDATE_BINS, "the upper edge of one of 2048 bins"
+
+
 def test_the_rules_of_entropy_are_tensorrts_on_its_own_histogram(measured: Measured) -> None:
     own = read_cache(DATA / "efficientnet-lite0-entropy2-batch8.cache").scales
     same = []
