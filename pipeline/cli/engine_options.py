@@ -28,6 +28,7 @@ _NAMES = (
     "version_compatible",
     "hardware_compatibility",
     "compute_capabilities",
+    "avg_timing_iterations",
     "timing_cache",
     "timing_cache_folder",
 )
@@ -70,6 +71,12 @@ def engine_options(function: F) -> F:
                 "compute_capabilities",
                 multiple=True,
                 help="RTX: build for these cards, such as 8.6 (repeatable).",
+            ),
+            click.option(
+                "--timing-iterations",
+                "avg_timing_iterations",
+                type=click.IntRange(1),
+                help="Pick kernels by the mean of so many runs [1]: steadier choice, longer first build.",
             ),
             click.option("--timing-cache/--no-timing-cache", default=None, help="Keep what the builder measures."),
             click.option("--timing-cache-folder", type=click.Path(path_type=Path), help="Where it is kept."),

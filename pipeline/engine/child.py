@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import time
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pipeline.config import Profile, check_profiles
 from pipeline.core.errors import InputError, QuantizeError, ToolError
@@ -21,6 +22,9 @@ from pipeline.engine.messages import make_error_recorder, make_logger, skipped_t
 from pipeline.engine.onnx_wire import Model, read_model
 from pipeline.engine.process import Reporter, Sampler, die_with_parent
 from pipeline.engine.records import BuildOptions, DeviceInfo, Message
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 __all__ = ["main", "workspace_limit"]
 
@@ -39,11 +43,22 @@ class Build:
         self.api, self.path, self.profiles, self.options, self.reporter = api, model_path, profiles, options, reporter
         self.messages: list[Message] = []
         self.device = describe_device()
+        self.topic: Literal["timing cache"] | None = None
 
     def receive(self, message: Message) -> None:
-        message = message.model_copy(update={"text": message.text.replace(f"{self.path.parent}{os.sep}", "")})
+        text = message.text.replace(f"{self.path.parent}{os.sep}", "")
+        message = message.model_copy(update={"text": text, "source": self.topic or message.source})
         self.messages.append(message)
         self.reporter.send("message", **message.model_dump())
+
+    @contextmanager
+    def _speaking_of(self, topic: Literal["timing cache"]) -> Iterator[None]:
+        """What TensorRT says in here is recorded under ``topic``."""
+        self.topic = topic
+        try:
+            yield
+        finally:
+            self.topic = None
 
     def run(self, plan_path: Path) -> dict[str, Any]:
         """Build, write the plan to ``plan_path`` and return what the record needs."""
@@ -93,7 +108,7 @@ class Build:
                 calibrator, asked = make_calibrator(api, cache)
                 config.int8_calibrator = calibrator
             self._add_profiles(builder, network, config)
-            cache_path, cache_state = self._timing_cache(config)
+            cache_state, save_timings = self._timing_cache(config)
             self._watch_progress(config)
             plan = builder.build_serialized_network(network, config)
             if asked:
@@ -104,8 +119,7 @@ class Build:
             if plan is None:
                 raise ToolError(self._failed(f"builds no engine from {self.path}"))
             seconds = time.perf_counter() - start
-        if cache_path is not None:
-            timing_cache.save(config, cache_path)
+        save_timings()
         for text in skipped_tactics(self.messages)[:1]:
             limit = config.get_memory_pool_limit(api.trt.MemoryPoolType.WORKSPACE)
             self.receive(
@@ -216,24 +230,25 @@ class Build:
         if self.options.calibration_cache is not None and self.profiles:
             config.set_calibration_profile(handle)
 
-    def _timing_cache(self, config: Any) -> tuple[Path | None, str]:
+    def _timing_cache(self, config: Any) -> tuple[str, Callable[[], None]]:
+        """Attach it: its state for the record, and what to call once the engine is built."""
         if not self.options.timing_cache:
-            return None, "off"
+            return "off", lambda: None
         if not self.api.timing_caches or self.device is None:
-            return None, "not supported"
+            return "not supported", lambda: None
         folder = self.options.timing_cache_folder or timing_cache.default_folder()
-        path = timing_cache.cache_file(folder, self.api, self.device)
-        self.cache, state = timing_cache.attach(config, path)
-        if state == "rejected":
-            self.receive(
-                Message(
-                    severity="warning",
-                    source="check",
-                    text=f"TensorRT rejects the timing cache {path}: it is started afresh",
-                )
-            )
-            state = "new"
-        return path, state
+        path = timing_cache.cache_file(folder, self.api, self.device, self.options.avg_timing_iterations)
+        with self._speaking_of("timing cache"):
+            self.attached = timing_cache.attach(config, path)
+        if self.attached.remark:
+            text = f"timing cache {path}: {self.attached.remark}"
+            self.receive(Message(severity="warning", source="check", text=text))
+
+        def save() -> None:
+            with self._speaking_of("timing cache"):
+                timing_cache.save(config, path, self.attached)
+
+        return self.attached.state, save
 
     def _watch_progress(self, config: Any) -> None:
         """Hand TensorRT's own progress on, where the version has it (from 10 on)."""

@@ -17,6 +17,9 @@ __all__ = ["NO_DRIVER_MARK", "make_error_recorder", "make_logger", "skipped_tact
 NO_DRIVER_MARK = "cudaError 35"
 """Without a driver RTX adds a line with this to every error: it says nothing about the error."""
 
+_NO_REASON = ("check", "timing cache")
+"""Sources of messages that never say why TensorRT failed."""
+
 _SKIPPED_TACTICS = (
     "Device memory is insufficient to use tactic",
     "insufficient memory on requested size",
@@ -96,7 +99,7 @@ def worst_words(messages: Iterable[Message], *, limit: int = 5) -> str:
         texts = [
             m.text.strip()
             for m in messages
-            if m.severity in wanted and m.source != "check" and NO_DRIVER_MARK not in m.text
+            if m.severity in wanted and m.source not in _NO_REASON and NO_DRIVER_MARK not in m.text
         ]
         if texts:
             return "\n  ".join(dict.fromkeys(texts[-limit:]))

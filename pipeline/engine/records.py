@@ -28,8 +28,9 @@ class Message(Record):
     """One line from TensorRT, in the order it came."""
 
     severity: Severity
-    source: Literal["logger", "parser", "error recorder", "check"]
-    """``check``: our own look at the graph before TensorRT sees it."""
+    source: Literal["logger", "parser", "error recorder", "timing cache", "check"]
+    """``check``: our own look at the graph before TensorRT sees it; ``timing cache``: said by TensorRT while it read or
+    merged timing caches, which never makes a build fail."""
     text: str
 
 
@@ -67,6 +68,8 @@ class BuildOptions(Record):
     """RTX: the cards to build for, such as ``8.6``; empty: 8.0 and everything newer that it supports."""
     max_aux_streams: int | None = Field(default=None, ge=0)
     avg_timing_iterations: int | None = Field(default=None, ge=1)
+    """The builder picks each kernel by the mean of so many runs; None: TensorRT's own number, one. More make the choice
+    steadier and the first build longer. Timing caches of different numbers are kept apart."""
     timing_cache: bool = True
     """Keep what the builder measures and use it in the next build (TensorRT proper, on a card)."""
     timing_cache_folder: Path | None = None
@@ -124,7 +127,7 @@ class EngineRecord(Record):
     """None: built without a GPU."""
     profiles: tuple[Profile, ...]
     options: BuildOptions
-    timing_cache: Literal["off", "new", "reused", "not supported"]
+    timing_cache: Literal["off", "new", "reused", "partly reused", "not supported"]
     layers: LayerCounts | None
     """None where the engine could not be looked into: no GPU, or one that the engine does not run on."""
     messages: tuple[Message, ...]

@@ -38,6 +38,7 @@ FILES = {
     "compat.py": set(CLASSES),
     "timing_cache.py": {"config", "current"},
     "loading.py": {"runtime"},
+    "marking.py": {"network", "tensor", "layer"},
     "runner.py": {"engine", "inspector"},
     "slot.py": {"context", "_context", "engine"},
     "tensors.py": {"engine"},

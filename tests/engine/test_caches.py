@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -59,25 +58,39 @@ def test_the_calibrator_hands_the_cache_over_and_notices_when_it_is_not_taken() 
     assert asked == ["x, y"]
 
 
+EMPTY = b"title;"
+"""What the cache of nothing is written as."""
+
+
 class Cache:
+    """TensorRT's part: measurements that are words, between semicolons."""
+
     def __init__(self, data: bytes) -> None:
-        self.entries = set(data.split(b",")) - {b""}
+        self.entries = set(data.removeprefix(EMPTY).split(b";")) - {b""}
 
     def combine(self, other: Cache, ignore_mismatch: bool) -> bool:
         self.entries |= other.entries
         return True
 
     def serialize(self) -> bytes:
-        return b",".join(sorted(self.entries))
+        return EMPTY + b"".join(entry + b";" for entry in sorted(self.entries))
 
 
 class Config:
-    """TensorRT's part: bytes that begin with ``bad`` are rejected."""
+    """Rejects what says ``bad``, takes anything else for a cache, as 8.6 does; drops entries that say ``myelin``."""
 
-    current: Any = None
+    def __init__(self) -> None:
+        self.current = Cache(b"")
+        self.read: list[bytes] = []
 
     def create_timing_cache(self, data: bytes) -> Cache | None:
-        return None if data.startswith(b"bad") else Cache(data)
+        if data.startswith(b"bad"):
+            return None
+        if data:
+            self.read.append(data)
+        cache = Cache(data if data.startswith(EMPTY) else b"")
+        cache.entries = {entry for entry in cache.entries if not entry.startswith(b"myelin")}
+        return cache
 
     def set_timing_cache(self, cache: Cache, ignore_mismatch: bool) -> bool:
         self.current = cache
@@ -87,43 +100,96 @@ class Config:
         return self.current
 
 
-def test_the_file_is_named_after_version_card_and_driver(tmp_path: Path) -> None:
+def write(path: Path, *entries: bytes) -> bytes:
+    """The file as `save` writes it."""
+    cache = Cache(b"")
+    cache.entries = set(entries)
+    path.write_bytes(timing_cache.pack(cache.serialize(), path.name))
+    return path.read_bytes()
+
+
+def entries_in(path: Path) -> set[bytes]:
+    return Cache(timing_cache.unpack(path.read_bytes(), path.name)).entries
+
+
+def test_the_file_is_named_after_version_card_driver_and_iterations(tmp_path: Path) -> None:
     path = timing_cache.cache_file(tmp_path, API, CARD)
     assert path.name == "tensorrt-8.6.0_fake-card_9.0_driver-1.2.3.cache"
+    assert timing_cache.cache_file(tmp_path, API, CARD, 1) == path
+    more = timing_cache.cache_file(tmp_path, API, CARD, 8)
+    assert more.name == "tensorrt-8.6.0_fake-card_9.0_driver-1.2.3_timing-8.cache"
 
 
 def test_a_cache_is_new_then_reused_and_grows(tmp_path: Path) -> None:
     path, config = tmp_path / "deep" / "t.cache", Config()
-    cache, state = timing_cache.attach(config, path)
-    assert state == "new"
-    cache.entries.add(b"one")
-    timing_cache.save(config, path)
+    attached = timing_cache.attach(config, path)
+    assert (attached.state, attached.remark) == ("new", "")
+    attached.cache.entries.add(b"one")
+    timing_cache.save(config, path, attached)
     second = Config()
-    cache, state = timing_cache.attach(second, path)
-    assert state == "reused"
-    assert cache.entries == {b"one"}
+    again = timing_cache.attach(second, path)
+    assert (again.state, again.remark) == ("reused", "")
+    assert again.cache.entries == {b"one"}
+    assert second.current is again.cache
+
+
+def test_a_file_that_nobody_changed_is_not_read_again(tmp_path: Path) -> None:
+    path, config = tmp_path / "t.cache", Config()
+    write(path, b"one")
+    attached = timing_cache.attach(config, path)
+    timing_cache.save(config, path, attached)
+    assert len(config.read) == 1
 
 
 def test_what_another_process_wrote_meanwhile_is_kept(tmp_path: Path) -> None:
     path, config = tmp_path / "t.cache", Config()
-    cache, _ = timing_cache.attach(config, path)
-    cache.entries.add(b"mine")
-    path.write_bytes(b"theirs")
-    timing_cache.save(config, path)
-    assert path.read_bytes() == b"mine,theirs"
+    attached = timing_cache.attach(config, path)
+    attached.cache.entries.add(b"mine")
+    write(path, b"theirs")
+    timing_cache.save(config, path, attached)
+    assert entries_in(path) == {b"mine", b"theirs"}
 
 
-@pytest.mark.parametrize("content", [b"bad bytes", b"other card"])
-def test_a_cache_that_tensorrt_rejects_is_started_afresh(tmp_path: Path, content: bytes) -> None:
+WHOLE = timing_cache.pack(EMPTY + b"one;two;", "t.cache")
+
+
+@pytest.mark.parametrize(
+    ("content", "remark"),
+    [
+        (b"no timing cache", "does not begin as the files of quantize do"),
+        (b"", "does not begin as the files of quantize do"),
+        (WHOLE[:-3], "another SHA-256 than its first line says"),
+        (WHOLE.replace(b"two", b"twx"), "another SHA-256 than its first line says"),
+        (WHOLE.replace(b'"sha256"', b'"sha"'), "its first line is damaged"),
+        (WHOLE.replace(b"{", b"["), "its first line is damaged"),
+        (timing_cache.pack(EMPTY + b"one;", "other.cache"), "it was written as other.cache"),
+        (timing_cache.pack(b"bad bytes", "t.cache"), "TensorRT rejects it"),
+        (timing_cache.pack(EMPTY + b"other card;", "t.cache"), "TensorRT rejects it"),
+        (timing_cache.pack(b"taken for a cache", "t.cache"), "TensorRT finds nothing in it"),
+    ],
+)
+def test_a_cache_that_cannot_be_used_is_started_afresh(tmp_path: Path, content: bytes, remark: str) -> None:
     path, config = tmp_path / "t.cache", Config()
     path.write_bytes(content)
-    cache, state = timing_cache.attach(config, path)
-    assert state == "rejected"
-    assert cache.entries == set()
-    cache.entries.add(b"one")
-    if content == b"bad bytes":
-        timing_cache.save(config, path)
-        assert path.read_bytes() == b"one"
+    attached = timing_cache.attach(config, path)
+    assert attached.state == "new"
+    assert remark in attached.remark
+    assert attached.remark.endswith("; it is started afresh")
+    assert attached.cache.entries == set()
+    assert config.current is attached.cache
+    attached.cache.entries.add(b"fresh")
+    timing_cache.save(config, path, attached)
+    assert b"fresh" in entries_in(path)
+
+
+def test_a_part_that_tensorrt_does_not_take_is_told(tmp_path: Path) -> None:
+    path, config = tmp_path / "t.cache", Config()
+    write(path, b"kernel", b"myelin" + b"x" * 300)
+    attached = timing_cache.attach(config, path)
+    assert attached.state == "partly reused"
+    assert attached.remark == "TensorRT takes 7 of its 314 bytes, and measures the rest again"
+    write(path, b"kernel", b"myelin title")
+    assert timing_cache.attach(config, path).state == "reused"
 
 
 def test_the_default_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def test_every_option_arrives() -> None:
         "--fp16", "--half-inputs", "--implicit", "c.cache", "--workspace", "512M", "--optimization-level", "2",
         "--tactic-source", "CUBLAS", "--tactic-source", "CUDNN", "--version-compatible",
         "--hardware-compatibility", "ampere_plus", "--compute-capability", "8.6", "--no-timing-cache",
-        "--timing-cache-folder", "here",
+        "--timing-cache-folder", "here", "--timing-iterations", "8",
     )  # fmt: skip
     assert options is not None
     assert options.model_dump(mode="json", exclude_defaults=True) == {
@@ -50,6 +50,7 @@ def test_every_option_arrives() -> None:
         "version_compatible": True,
         "hardware_compatibility": "ampere_plus",
         "compute_capabilities": ["8.6"],
+        "avg_timing_iterations": 8,
         "timing_cache": False,
         "timing_cache_folder": "here",
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from pipeline.engine.device import describe_device, driver_version
 from pipeline.engine.inspect import parse_layers
 from pipeline.engine.probe import default_targets, probe
 from pipeline.engine.runner import Runner
-from pipeline.engine.timing_cache import cache_file
+from pipeline.engine.timing_cache import cache_file, pack, unpack
 from tests.engine.gpu import DATA, GPU, IMAGES, TIMEOUT_S, engine, options, scratch
 
 pytestmark = GPU
@@ -72,22 +73,50 @@ def test_int8_weights_in_front_of_a_dequantize_build_too() -> None:
     assert record.layers.convolutions_int8 in BOTH
 
 
+def timings(folder: Path, iterations: int | None = None) -> Path:
+    return cache_file(folder / "timing", load_api("tensorrt"), describe_device(), iterations)
+
+
 def test_the_timing_cache_is_kept_and_used_again(tmp_path: Path) -> None:
     engine("conv_qdq")
-    path = cache_file(scratch() / "timing", load_api("tensorrt"), describe_device())
-    assert path.stat().st_size > 0
+    assert timings(scratch()).stat().st_size > 0
     again = build(DATA / "conv_qdq.onnx", tmp_path, IMAGES)
     assert again.timing_cache == "reused"
 
 
-def test_a_damaged_timing_cache_is_started_afresh_with_a_warning(tmp_path: Path) -> None:
-    path = cache_file(tmp_path / "timing", load_api("tensorrt"), describe_device())
-    path.parent.mkdir()
-    path.write_bytes(b"no timing cache")
-    record = build(DATA / "conv_fp32.onnx", tmp_path, IMAGES, timing_cache_folder=tmp_path / "timing")
+def test_measurements_of_another_number_of_iterations_are_not_used(tmp_path: Path) -> None:
+    engine("conv_qdq")
+    before = timings(scratch()).read_bytes()
+    folder = tmp_path / "timing"
+    folder.mkdir()
+    timings(tmp_path).write_bytes(before)
+    record = build(DATA / "conv_qdq.onnx", tmp_path, IMAGES, timing_cache_folder=folder, avg_timing_iterations=2)
     assert record.timing_cache == "new"
-    assert any("rejects the timing cache" in text for text in record.warnings)
-    assert path.stat().st_size > 100
+    assert timings(tmp_path).read_bytes() == before
+    assert timings(tmp_path, 2).stat().st_size > 0
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda content, name: b"no timing cache", "does not begin as the files of quantize do"),
+        (lambda content, name: content[:-40], "another SHA-256"),
+        (lambda content, name: content[:-40] + bytes([content[-40] ^ 1]) + content[-39:], "another SHA-256"),
+        (lambda content, name: pack(b"no timing cache", name), "TensorRT"),
+    ],
+    ids=["other file", "cut short", "one bit", "sealed nonsense"],
+)
+def test_a_damaged_timing_cache_is_started_afresh_with_a_warning(
+    tmp_path: Path, damage: Callable[[bytes, str], bytes], reason: str
+) -> None:
+    engine("conv_fp32")
+    path = timings(tmp_path)
+    path.parent.mkdir()
+    path.write_bytes(damage(timings(scratch()).read_bytes(), path.name))
+    record = build(DATA / "conv_fp32.onnx", tmp_path, IMAGES, timing_cache_folder=path.parent)
+    assert record.timing_cache == "new"
+    assert [text for text in record.warnings if f"timing cache {path}: " in text and reason in text], record.warnings
+    assert len(unpack(path.read_bytes(), path.name)) > 100
 
 
 def test_several_profiles_and_a_static_model() -> None:

@@ -48,6 +48,8 @@ def test_errors_come_before_warnings_and_no_driver_lines_say_nothing() -> None:
     assert worst_words(words) == "careful"
     assert worst_words([*words, message("error", "real"), message("error", "real")]) == "real"
     assert worst_words([message("warning", "ours", "check"), message("info", "hello")]) == ""
+    about_cache = message("error", "The timing cache will not be used!", "timing cache")
+    assert worst_words([about_cache, *words[:2]]) == "careful"
 
 
 def test_lines_about_workspace_are_recognised() -> None:
