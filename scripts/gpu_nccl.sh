@@ -47,8 +47,8 @@ if torch.cuda.is_available(): print("NCCL", torch.cuda.nccl.version(), torch.cud
   script images --from "$inputs" --at "$work" --samples "$samples" &
   # The kernels are compiled once, before the clock of any rank runs.
   { [ "$device" = cpu ] || "$py" -c 'import torch
-from plugins.statistics import BIG, SMALL, GpuStatistics
-for tuning in BIG, SMALL: GpuStatistics(["x"], tuning=tuning).close()'; } &
+from plugins.statistics import GpuStatistics
+GpuStatistics(["x"]).close()'; } &
   script models --from "$inputs" --at "$work"
   wait
   say "inputs are ready"
@@ -75,7 +75,7 @@ for tuning in BIG, SMALL: GpuStatistics(["x"], tuning=tuning).close()'; } &
         report
       fi
     done
-    wait "${running[@]}"
+    [ ${#running[@]} = 0 ] || wait "${running[@]}"
     say "all faulty runs have ended"
     report
   fi
