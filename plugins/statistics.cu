@@ -1,23 +1,24 @@
 // Statistics of all activations of a batch: the histogram of calibrators/statistics.py, bit for bit, in one read.
 //
 // sweep:  the tensors are cut into segments, which the thread blocks take one after the other until none is left: some
-//         cost more than others, as zeros cost nothing. A block keeps the histogram of its segment in shared memory. It
-//         starts at the least bin width; when a warp meets a larger value, the block stops, the width grows to what that
-//         value asks for and the bins are added up, as on the CPU. Otherwise warps run freely, without barriers. Each
-//         segment ends in its own part of `scratch`: no global atomics, nothing to clear.
+//         cost more than others. A block keeps the histogram of its segment in shared memory. It starts at the least bin
+//         width; when a warp meets a larger value, the block stops, the width grows to what that value asks for and the
+//         bins are added up, as on the CPU. Otherwise warps run freely, without barriers. Each segment ends in its own
+//         part of `scratch`: no global atomics, nothing to clear.
 // finish: one block per tensor adds up the tensor's segments at the batch's own width, takes the batch's percentiles,
 //         folds the batch into the running histogram and leaves one record.
 //
 // Widths are counted in binades: a histogram at binade e has bins of 2^(e + MIN_EXPONENT) and holds every float whose
-// biased exponent is at most e. Zeros are not binned: half of a ReLU's output would go to one address.
+// biased exponent is at most e. Zeros go to a counter beside the bins that nothing reads: how many there are is what the
+// bins, NaNs and infinities leave of the elements.
 //
 // What a value costs: |x| is added to 2^23 bin widths with rounding towards zero, which leaves the bin's number in the
 // low bits of the sum; a shift and addition make it an address, a comparison tells zeros, and the counter is incremented
 // (for one such instruction the hardware counts equal addresses of a warp together). Extremes are kept as the signed and
 // unsigned maximum and the unsigned minimum of the raw bits, which takes three instructions for two values on sm_90.
 //
-// Compiled with -DTHREADS -DPER_THREAD (elements that a thread holds) -DLANES -DBLOCKS_PER_SM -DBINS -DLOG2_BINS
-// -DPERCENTILES -DMIN_EXPONENT -DFINISH_THREADS. What must not be contracted is written with the intrinsics that forbid it.
+// Compiled with -DTHREADS -DPER_THREAD (elements that a thread holds) -DBLOCKS_PER_SM -DBINS -DLOG2_BINS -DPERCENTILES
+// -DMIN_EXPONENT -DFINISH_THREADS. What must not be contracted is written with the intrinsics that forbid it.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -35,17 +36,9 @@ __device__ static inline Counters counters(u32* bins, u32 zeroth) {
 }
 
 // `zeros` is where zeros are counted: with a condition instead, the compiler makes a branch of it.
-__device__ static inline void count_one(Counters own, Counters zeros, u32 one, u32 sum, float x) {
-#if ZEROS == 2
-    if (x != 0.0f) asm volatile("red.shared.add.u32 [%0], 1;" :: "r"(own + 4u * sum));
-#else
+__device__ static inline void count_one(Counters own, Counters zeros, u32 sum, float x) {
     const u32 address = x != 0.0f ? own + 4u * sum : zeros;
-#if ZEROS == 1
-    asm volatile("red.shared.add.u32 [%0], %1;" :: "r"(address), "r"(one));
-#else
     asm volatile("red.shared.add.u32 [%0], 1;" :: "r"(address));
-#endif
-#endif
 }
 #endif
 
@@ -149,13 +142,12 @@ __device__ static inline void coarsen(Count* bins, int shift) {
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 sweep(const Segment* segments, int segment_count, const u64* pointers, const int* halves, Partial* partials, u32* scratch,
       int* nonfinite, int* taken) {
-    DYNAMIC_SHARED(u32, bins);          // LANES * BINS, then WARP for zeros
+    DYNAMIC_SHARED(u32, bins);          // BINS, then WARP of which the first counts zeros
     __shared__ int wanted, current, low_all, high_all;
     __shared__ u32 nans_all, infs_all, binned_all;
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    u32* own = bins + (threadIdx.x % LANES) * BINS;
 
-    for (int k = threadIdx.x; k < LANES * BINS + WARP; k += THREADS) bins[k] = 0;
+    for (int k = threadIdx.x; k < BINS + WARP; k += THREADS) bins[k] = 0;
     int following = blockIdx.x;         // thread 0: the next segment
     for (;;) {
         if (threadIdx.x == 0) {
@@ -173,9 +165,8 @@ sweep(const Segment* segments, int segment_count, const u64* pointers, const int
 
         int binade = -1;                // -1: nothing is binned yet; the same in all threads
         float offset = 0.0f;            // 2^23 bin widths
-        Counters into = counters(own, 0);
-        const Counters zeros_into = counters(bins + LANES * BINS + (ZEROS ? lane : 0), 0);
-        const u32 one = segment.count > 0;  // that the compiler does not know it to be 1
+        Counters into = counters(bins, 0);
+        const Counters zeros_into = counters(bins + BINS, 0);
         Extremes extremes = {~ABS, 0u, ~0u};
         u32 nans = 0, infs = 0;
         int bits[PER_THREAD];
@@ -213,10 +204,10 @@ sweep(const Segment* segments, int segment_count, const u64* pointers, const int
                 if (__syncthreads_and(!more)) break;
                 const int now = wanted;
                 if (now > binade) {
-                    for (int copy = 0; copy < LANES && binade >= 0; copy++) coarsen<THREADS>(bins + copy * BINS, now - binade);
+                    if (binade >= 0) coarsen<THREADS>(bins, now - binade);
                     binade = now;
                     offset = __int_as_float((min(binade, MOST_BINADE) + MIN_EXPONENT + 23 + 127) << 23);
-                    into = counters(own, __float_as_int(offset));
+                    into = counters(bins, __float_as_int(offset));
                 }
                 __syncthreads();        // all have read what is wanted
                 if (!more) continue;
@@ -226,7 +217,7 @@ sweep(const Segment* segments, int segment_count, const u64* pointers, const int
 #pragma unroll
                 for (int j = 0; j < PER_THREAD; j++) {
                     const float x = __int_as_float(bits[j]);
-                    count_one(into, zeros_into, one, __float_as_int(__fadd_rz(fabsf(x), offset)), x);
+                    count_one(into, zeros_into, __float_as_int(__fadd_rz(fabsf(x), offset)), x);
                 }
             } else {
                 const double wide = ldexp(1.0, -(binade + MIN_EXPONENT));
@@ -241,7 +232,7 @@ sweep(const Segment* segments, int segment_count, const u64* pointers, const int
                         continue;
                     }
                     extremes.take(value);
-                    if (m) atomicAdd(&own[(int)__dmul_rn((double)__int_as_float(m), wide)], 1u);
+                    if (m) atomicAdd(&bins[(int)__dmul_rn((double)__int_as_float(m), wide)], 1u);
                 }
             }
             at += WARPS * WARP_TILE;
@@ -249,11 +240,10 @@ sweep(const Segment* segments, int segment_count, const u64* pointers, const int
         int low = extremes.low(), high = extremes.high();
         u32 binned = 0;
         for (int k = threadIdx.x; k < BINS; k += THREADS) {
-            u32 sum = 0;
-#pragma unroll
-            for (int copy = 0; copy < LANES; copy++) sum += bins[copy * BINS + k], bins[copy * BINS + k] = 0;
-            scratch[(u64)segment.slot * BINS + k] = sum;
-            binned += sum;
+            const u32 count = bins[k];
+            bins[k] = 0;
+            scratch[(u64)segment.slot * BINS + k] = count;
+            binned += count;
         }
         for (int step = WARP / 2; step; step /= 2) {
             low = min(low, __shfl_xor_sync(EVERY_LANE, low, step));

@@ -48,9 +48,8 @@ def cuda(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(activations_cuda, "make_session", on_cpu)
     monkeypatch.setattr(activations_cuda, "_PROVIDER", "CPUExecutionProvider")
     monkeypatch.setattr(activations_cuda, "_MEMORY", "cpu")
-    for name in ("BIG", "SMALL"):
-        tuning = Tuning(threads=16, per_thread=8, blocks_per_sm=1, pieces=2, finish_threads=32)
-        monkeypatch.setattr(statistics, name, tuning)
+    tuning = Tuning(threads=16, per_thread=8, blocks_per_sm=1, pieces=2, finish_threads=32)
+    monkeypatch.setattr(statistics, "TUNING", tuning)
     yield
     assert fake_cuda.CONTEXT.depth == 0, "the context was given back"
 

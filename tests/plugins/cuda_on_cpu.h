@@ -88,8 +88,8 @@ template <typename T> static T __ldcs(const T* at) { return *at; }
 
 struct Counters { unsigned* at; unsigned zeroth; };
 static Counters counters(unsigned* bins, unsigned zeroth) { return {bins, zeroth}; }
-static void count_one(Counters own, Counters zeros, unsigned one, unsigned sum, float x) {
-    __atomic_fetch_add(x != 0.0f ? &own.at[sum - own.zeroth] : zeros.at, one, __ATOMIC_RELAXED);
+static void count_one(Counters own, Counters zeros, unsigned sum, float x) {
+    __atomic_fetch_add(x != 0.0f ? &own.at[sum - own.zeroth] : zeros.at, 1, __ATOMIC_RELAXED);
 }
 static double __dmul_rn(double a, double b) { return a * b; }
 static double __dadd_rn(double a, double b) { return a + b; }

@@ -66,9 +66,6 @@ class Stream:
     def synchronize(self) -> None:
         """Everything is done at once."""
 
-    def wait_for_event(self, event: Event) -> None:
-        assert event.recorded
-
 
 class Event:
     def __init__(self) -> None:

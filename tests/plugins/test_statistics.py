@@ -18,12 +18,12 @@ from hypothesis.extra import numpy as hnp
 from calibrators import TensorStatistics
 from pipeline.core.errors import InputError, ToolError
 from plugins import statistics as module
-from plugins.statistics import RECORD, SEGMENT, SOURCE, DeviceArray, GpuStatistics, Tuning, cut, macros
+from plugins.statistics import RECORD, SEGMENT, SOURCE, TUNING, DeviceArray, GpuStatistics, Tuning, cut, macros
 from tests.plugins import fake_cuda
 from tests.plugins.batches import activations, on_cpu, views
 
 Array = np.ndarray
-SMALL = Tuning(threads=16, per_thread=8, lanes=2, blocks_per_sm=1, pieces=2, finish_threads=32)
+SMALL = Tuning(threads=16, per_thread=8, blocks_per_sm=1, pieces=2, finish_threads=32)
 """Tiles of 256 elements, so that small arrays have many."""
 
 needs_compiler = pytest.mark.skipif(fake_cuda.compiler() is None, reason="needs g++ to run the kernels on the CPU")
@@ -57,7 +57,7 @@ def on_device(
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(
     "tuning",
-    [SMALL, Tuning(threads=32, per_thread=16, lanes=1, blocks_per_sm=2, pieces=3, finish_threads=64)],
+    [SMALL, Tuning(threads=32, per_thread=16, blocks_per_sm=2, pieces=3, finish_threads=64)],
     ids=["small", "wide"],
 )
 def test_same_bits_as_the_cpu(seed: int, tuning: Tuning) -> None:
@@ -216,7 +216,7 @@ def test_cut_deals_every_element_out_once(sizes: list[int], pieces: int, tile: i
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
 def test_nvcc_compiles_without_a_warning(tmp_path: Path) -> None:
-    options = [f"-D{name}={value}" for name, value in macros(Tuning()).items()]
+    options = [f"-D{name}={value}" for name, value in macros(TUNING).items()]
     command = ["nvcc", "-arch=sm_80", "-cubin", "-o", str(tmp_path / "s.cubin"), *options, str(SOURCE)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -43,8 +43,8 @@ def test_other_layouts_give_the_same_bits() -> None:
     x = np.maximum(np.random.default_rng(0).standard_normal(3_000_001), 0.0).astype(np.float32)
     for tuning in (
         Tuning(),
-        Tuning(lanes=1, blocks_per_sm=1),
-        Tuning(threads=256, per_thread=8),
+        Tuning(blocks_per_sm=1, pieces=1),
+        Tuning(threads=256, per_thread=8, blocks_per_sm=4),
         Tuning(threads=1024, blocks_per_sm=1),
     ):
         with GpuStatistics(["x"], tuning=tuning) as statistics:
