@@ -162,7 +162,8 @@ class Runner(Serving):
 
         Args:
             shapes: inputs' shapes. TensorRT 8.6 tells formats and types of a dynamic engine's tensors only for an
-                execution context that stands on shapes, and those of its profile.
+                execution context that stands on shapes, and those of its profile. Where it has no word for such a
+                context (seen with float engines on their first profile), the answer is as without shapes.
         """
         inspector = self._loaded.engine.create_engine_inspector()
         form = self.api.trt.LayerInformationFormat.JSON
@@ -172,7 +173,7 @@ class Runner(Serving):
             inspector.execution_context = request._slot.context
             text = str(inspector.get_engine_information(form))
             del inspector  # before the context that it looks at
-        return text
+        return text or self.layer_information()
 
     def close(self) -> None:
         with self._changed:

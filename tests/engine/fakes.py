@@ -228,12 +228,14 @@ def fake_tensorrt(graphs: FakeGraphs, *, version: str = "8.6.0") -> Any:
             return Inspector()
 
     class Inspector:
-        """As 8.6: it tells more once it has an execution context."""
+        """As 8.6: it tells more once it has an execution context, and is mute about some (here: those at batch 2)."""
 
         execution_context: Any = None
 
         def get_engine_information(self, form: Any) -> str:
             context = self.execution_context
+            if context is not None and context.shape[0] == 2:
+                return ""
             names = [] if context is None else [f"{context.shape} on profile {context.profile}"]
             return json.dumps({"Layers": names})
 

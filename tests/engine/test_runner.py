@@ -239,6 +239,7 @@ def test_layers_are_looked_at_in_a_context_that_stands_on_the_shapes(card: Card)
         with pytest.raises(InputError, match="no optimisation profile of the engine allows"):
             runner.layer_information({"x": (9, 3)})
         assert runner.layer_information({"x": (1, 3)}) == '{"Layers": ["(1, 3) on profile 0"]}'
+        assert runner.layer_information({"x": (2, 3)}) == '{"Layers": []}'
 
 
 def test_the_device_is_given_back_at_the_end_of_the_process(card: Card) -> None:
