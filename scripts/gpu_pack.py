@@ -19,7 +19,7 @@ from calibrators.cache import cache_text
 from pipeline.artifact import FP32_MODEL, INT8_MODEL
 from pipeline.core.errors import CheckFailed, InputError
 from pipeline.core.ort import make_session
-from scripts.gpu_bench import PACK, RIVALS, normalised
+from scripts.gpu_common import PACK, RIVALS, normalised
 
 __all__ = ["lower_opset", "prepare"]
 

@@ -14,8 +14,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from pipeline.core.errors import CheckFailed, InputError, ToolError
 from pipeline.engine.bench import Measurement
-from pipeline.engine.records import LayerCounts
-from scripts import gpu_bench, gpu_pack
+from pipeline.engine.records import BuildOptions, LayerCounts
+from scripts import gpu_common, gpu_pack, gpu_run
 from tests.engine import graphs
 from tests.engine.fakes import plan
 from tests.engine.records import measurement, record
@@ -98,10 +98,11 @@ class Session:
         (self.at / "spec.json").write_text(json.dumps(spec))
         images = np.random.default_rng(0).integers(0, 255, (6, 3, 4, 4)).astype(np.uint8)
         np.savez(self.at / "images.npz", images=images, labels=np.zeros(1, np.int64))
-        monkeypatch.setattr(gpu_bench, "build_engine", self.build)
-        monkeypatch.setattr(gpu_bench, "describe_device", lambda: None)
+        monkeypatch.setattr(gpu_run, "build_engine", self.build)
+        monkeypatch.setattr(gpu_run, "describe_device", lambda: None)
 
-    def build(self, model: Path, *, plan_path: Path, timeout_s: float, **rest: object):
+    def build(self, model: Path, *, plan_path: Path, timeout_s: float, options: BuildOptions, **rest: object):
+        assert options.avg_timing_iterations == 2
         variant = plan_path.parent.name
         if variant in self.refused:
             raise ToolError(f"no {variant}")
@@ -117,36 +118,37 @@ class Session:
             at=self.at,
             out=self.out,
             models=[],
-            variants=[*gpu_bench.VARIANTS, gpu_bench.FASTEST],
-            first=list(gpu_bench.FIRST),
+            variants=[*gpu_run.VARIANTS, gpu_run.FASTEST],
+            first=list(gpu_run.FIRST),
             batches=[1, 4],
             profiles="1:1:1,2:4:8",
             budget_s=300.0,
             reserve_s=50.0,
             level=None,
+            timing_iterations=2,
             rounds=2,
             in_flight=2,
         )
         vars(args).update(changes)
-        gpu_bench.Bench(args).run()
+        gpu_run.Bench(args).run()
         return json.loads((self.out / "results.json").read_text())
 
 
 @pytest.fixture
 def session(card: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
-    monkeypatch.setattr(gpu_bench.Bench, "overlap", lambda self, model: None)  # batch 64, which the fakes do not have
-    monkeypatch.setattr(gpu_bench.Bench, "layers", lambda self, model: None)
-    monkeypatch.setattr(gpu_bench.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(gpu_run.Bench, "overlap", lambda self, model: None)  # batch 64, which the fakes do not have
+    monkeypatch.setattr(gpu_run.Bench, "layers", lambda self, model: None)
+    monkeypatch.setattr(gpu_common.tempfile, "gettempdir", lambda: str(tmp_path))
     return Session(tmp_path, monkeypatch)
 
 
 def test_what_is_built_first_is_measured_before_the_rest_is_built(session: Session) -> None:
     session.refused = {"modelopt", "int8-half-in", "fp32"}
     results = session.run()
-    assert [name for name, file, _ in session.built if file == "model.plan"] == list(gpu_bench.FIRST)
+    assert [name for name, file, _ in session.built if file == "model.plan"] == list(gpu_run.FIRST)
     assert all(seconds <= 250 for _, file, seconds in session.built if file == "model.plan")
     assert set(results["failures"]) == {"net/modelopt", "net/int8-half-in", "net/fp32"}
-    assert {m["name"] for m in results["measured"]["net"]["4"]} == set(gpu_bench.FIRST)
+    assert {m["name"] for m in results["measured"]["net"]["4"]} == {*gpu_run.FIRST, gpu_run.CONTROL}
     assert "9, 2 / 0, 1, 0; 9, 2 / 0, 1, 0" in (session.out / "table.md").read_text()
 
 
@@ -157,13 +159,13 @@ def test_a_later_run_goes_on_and_measures_all_together(session: Session) -> None
     results = session.run()
     assert [name for name, *_ in session.built] == ["modelopt", "int8-half-in", "fp32"]
     names = {m["name"] for m in results["measured"]["net"]["1"]}
-    assert names == {*gpu_bench.FIRST, "modelopt", "int8-half-in", "fp32"}
+    assert names == {*gpu_run.FIRST, "modelopt", "int8-half-in", "fp32", gpu_run.CONTROL}
     assert results["failures"] == {}
-    assert set(results["accuracy"]["net"]) == names
+    assert set(results["accuracy"]["net"]) == names - {gpu_run.CONTROL}
 
 
 def test_without_an_engine_there_is_nothing_to_measure(session: Session, capsys: pytest.CaptureFixture[str]) -> None:
-    session.refused = set(gpu_bench.VARIANTS)
+    session.refused = set(gpu_run.VARIANTS)
     results = session.run()
     assert "measured" not in results
     assert "net: no engine to measure" in capsys.readouterr().out
@@ -177,7 +179,7 @@ def test_no_build_begins_when_only_the_reserve_is_left(session: Session) -> None
 def test_overlap_and_layers_of_every_engine(
     card: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu_bench.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(gpu_common.tempfile, "gettempdir", lambda: str(tmp_path))
     large = (PROFILES[0], ((2, 3, 4, 4), (64, 3, 4, 4), (128, 3, 4, 4)))
     monkeypatch.setattr(f"{__name__}.PROFILES", large)
     results = Session(tmp_path, monkeypatch).run(variants=["int8"], batches=[64], profiles="1:1:1,2:64:128")
@@ -207,7 +209,7 @@ def given_times(candidates, shapes, *, rounds: int, samples) -> list[Measurement
 def test_the_runner_that_picks_is_measured_between_its_two_plans(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu_bench, "measure_compute", given_times)
+    monkeypatch.setattr(gpu_run, "measure_compute", given_times)
     session.refused = {"modelopt", "int8-half-in", "fp32"}
     results = session.run(batches=[1, 2, 4])
     fastest = results["fastest"]["net"]
@@ -228,7 +230,7 @@ def test_the_runner_that_picks_is_measured_between_its_two_plans(
 
 
 def test_a_choice_stays_once_its_optimum_was_measured(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_bench, "measure_compute", given_times)
+    monkeypatch.setattr(gpu_run, "measure_compute", given_times)
     variants = ["int8", "fp16", "fastest"]
     first = session.run(batches=[1, 2], variants=variants)["fastest"]["net"]
     assert [c["verdict"] for c in first["choices"]["choices"]] == ["faster", "not measured"]
@@ -251,9 +253,9 @@ def test_without_both_plans_or_unasked_nothing_is_picked(session: Session, varia
 def test_a_measurement_has_the_card_to_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import fcntl
 
-    monkeypatch.setattr(gpu_bench.tempfile, "gettempdir", lambda: str(tmp_path))
-    with gpu_bench.card(alone=False), gpu_bench.card(alone=False):
+    monkeypatch.setattr(gpu_common.tempfile, "gettempdir", lambda: str(tmp_path))
+    with gpu_common.card(alone=False), gpu_common.card(alone=False):
         pass
-    with gpu_bench.card(alone=True), (tmp_path / "quantize-gpu-bench.use.lock").open() as other:
+    with gpu_common.card(alone=True), (tmp_path / "quantize-gpu-bench.use.lock").open() as other:
         with pytest.raises(BlockingIOError):
             fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -1,0 +1,48 @@
+"""What the scripts around ``gpu_bench.py`` share: the packed folder, how images are normalised, whose turn it is."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+__all__ = ["PACK", "RIVALS", "card", "normalised", "unpack"]
+
+PACK = "pack.tar"
+RIVALS = ("modelopt", "onnxruntime")
+"""Q/DQ graphs of other tools, given with --rival."""
+
+
+def normalised(images: np.ndarray, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
+    """float32, same shape."""
+    values = images.astype(np.float32) - mean.reshape(1, -1, 1, 1)
+    return np.asarray(values / std.reshape(1, -1, 1, 1), np.float32)
+
+
+def unpack(folder: Path) -> None:
+    parts = sorted(folder.glob(f"{PACK}.*"))
+    if not parts:
+        return
+    data = b"".join(part.read_bytes() for part in parts)
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        tar.extractall(folder)
+    for part in parts:
+        part.unlink()
+
+
+@contextmanager
+def card(*, alone: bool) -> Iterator[None]:
+    """Share the card with other runs of this script, or have it alone. Who waits to be alone is overtaken by nobody."""
+    folder = Path(tempfile.gettempdir())
+    turn, use = (folder / f"quantize-gpu-bench.{name}.lock" for name in ("turn", "use"))
+    with turn.open("w") as first, use.open("w") as second:
+        fcntl.flock(first, fcntl.LOCK_EX)
+        fcntl.flock(second, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        fcntl.flock(first, fcntl.LOCK_UN)
+        yield
