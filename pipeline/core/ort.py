@@ -40,7 +40,7 @@ def make_session(
         capture: names of intermediate tensors to return as well.
         optimise: False switches every graph optimisation off. True never fuses Q/DQ nodes into integer kernels: those
             saturate on CPUs without VNNI and are not what TensorRT computes. The float kernels of the two round
-            differently, which moves values across the steps of a Q/DQ pair: about as much as a change of the inputs
+            differently, which moves values across the steps of a Q/DQ pair: about as much as a change of the biases
             by a millionth does.
         threads: intra-op threads; None takes :func:`cpu_threads`.
         external_data_dir: where external weights of a ``ModelProto`` lie; a path brings its own folder.
