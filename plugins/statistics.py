@@ -79,20 +79,20 @@ class DeviceArray:
 class Tuning:
     """How the kernels are laid out; the result does not depend on it.
 
-    The defaults are what everything but tests runs. They, and the figures below, come from 18 layouts measured on an H200
-    over the activations of EfficientNet-Lite0 and ResNet-50 (``scripts/experiments/results-calibration-gpu.md``).
+    The defaults are what everything but tests runs. They, and the figures below, come from layouts measured on an H200
+    over activations of EfficientNet-Lite0 and ResNet-50 (``scripts/experiments/results-calibration-gpu.md``).
     """
 
     threads: int = 512
-    """Per block of the sweep, a power of two. 256 (and 4 blocks) take 3 to 7 % longer at batch 64, 45 to 98 % at batch 8."""
+    """Per block of the sweep, a power of two. 256, with 4 blocks, are 3 to 7 % slower at batch 64, 45 to 98 % at 8."""
     per_thread: int = 16
-    """Elements that a thread holds at a time, 8 or 16. With 8 (and 3 blocks), EfficientNet-Lite0 at batch 64 takes 8 % less
-    time, at batch 8 it takes 42 % more, ResNet-50 22 % and 12 % more."""
+    """Elements that a thread holds at a time, 8 or 16. 8, with 3 blocks, are 8 % faster over EfficientNet-Lite0 at
+    batch 64, 42 % slower at batch 8, and 22 % and 12 % slower over ResNet-50."""
     blocks_per_sm: int = 2
     """Blocks of the sweep on a multiprocessor: so many are started, and the registers of a thread are kept that few."""
     pieces: int = 4
-    """Segments for each block. Each costs its bins twice, written and read: with 8, batch 8 takes 49 to 53 % longer. With
-    2, blocks end less evenly: EfficientNet-Lite0 takes 5 % (batch 64) and 3 % longer."""
+    """Segments for each block. Each costs its bins twice, written and read: 8 take 49 to 53 % longer at batch 8. 2 end
+    less evenly, and take 3 to 5 % longer over EfficientNet-Lite0."""
     finish_threads: int = 1024
     """Per block of the second kernel, which has one per tensor."""
 

@@ -55,6 +55,9 @@ class Memory:
     def __int__(self) -> int:
         return self.address
 
+    def free(self) -> None:
+        self.array[:] = 0xA5
+
 
 def _copy(target: int, source: int, size: int) -> None:
     ctypes.memmove(target, source, size)
@@ -76,6 +79,11 @@ class Event:
 
     def synchronize(self) -> None:
         assert self.recorded
+
+    def time_since(self, before: Event) -> float:
+        assert self.recorded
+        assert before.recorded
+        return 1.0
 
 
 class Context:
@@ -154,6 +162,7 @@ def modules(folder: Path) -> dict[str, types.ModuleType]:
         "memset_d8": lambda memory, value, size: ctypes.memset(int(memory), value, size),
         "memset_d8_async": lambda memory, value, size, stream: ctypes.memset(int(memory), value, size),
         "memcpy_htod_async": lambda memory, array, stream: _copy(int(memory), array.ctypes.data, array.nbytes),
+        "memcpy_dtod_async": lambda target, source, size, stream: _copy(int(target), int(source), size),
         "memcpy_dtoh": lambda array, memory: _copy(array.ctypes.data, int(memory), array.nbytes),
         "memcpy_dtoh_async": lambda array, memory, stream: _copy(array.ctypes.data, int(memory), array.nbytes),
         "function_attribute": types.SimpleNamespace(MAX_DYNAMIC_SHARED_SIZE_BYTES="shared"),
