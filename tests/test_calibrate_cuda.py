@@ -16,7 +16,7 @@ from pipeline import activations_cuda, calibrate
 from pipeline.core.errors import InputError, ToolError
 from pipeline.core.ort import make_session
 from plugins import statistics
-from plugins.statistics import Tuning
+from plugins.layout import Tuning
 from tests.plugins import fake_cuda
 from tests.test_calibrate import TENSORS, Recorded, Stop, batches, data, dying, network, poisoned
 

@@ -18,7 +18,8 @@ from hypothesis.extra import numpy as hnp
 from calibrators import TensorStatistics
 from pipeline.core.errors import InputError, ToolError
 from plugins import statistics as module
-from plugins.statistics import RECORD, SEGMENT, SOURCE, TUNING, DeviceArray, GpuStatistics, Tuning, cut, macros
+from plugins.layout import PARTIAL_BYTES, RECORD, SEGMENT, TUNING, Tuning, cut, macros
+from plugins.statistics import SOURCE, DeviceArray, GpuStatistics
 from tests.plugins import fake_cuda
 from tests.plugins.batches import activations, on_cpu, views
 
@@ -191,7 +192,7 @@ def test_without_pycuda(monkeypatch: pytest.MonkeyPatch) -> None:
 @needs_compiler
 def test_records_have_the_kernels_layout(libraries: Path) -> None:
     sizes = fake_cuda.build(libraries, macros(SMALL)).sizes
-    assert [sizes(which) for which in range(3)] == [SEGMENT.itemsize, module.PARTIAL_BYTES, RECORD.itemsize]
+    assert [sizes(which) for which in range(3)] == [SEGMENT.itemsize, PARTIAL_BYTES, RECORD.itemsize]
 
 
 @settings(max_examples=200, deadline=None)

@@ -37,7 +37,8 @@ def test_same_bits(seed: int) -> None:
 def test_other_layouts_give_the_same_bits() -> None:
     cuda = pytest.importorskip("pycuda.driver")
     pytest.importorskip("numba")
-    from plugins.statistics import DeviceArray, GpuStatistics, Tuning
+    from plugins.layout import Tuning
+    from plugins.statistics import DeviceArray, GpuStatistics
     from tests.plugins.batches import on_cpu
 
     x = np.maximum(np.random.default_rng(0).standard_normal(3_000_001), 0.0).astype(np.float32)
