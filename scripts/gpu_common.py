@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-__all__ = ["PACK", "RIVALS", "card", "normalised", "unpack"]
+__all__ = ["PACK", "RIVALS", "card", "differing", "normalised", "unpack"]
 
 PACK = "pack.tar"
 RIVALS = ("modelopt", "onnxruntime")
@@ -23,6 +23,11 @@ def normalised(images: np.ndarray, mean: np.ndarray, std: np.ndarray) -> np.ndar
     """float32, same shape."""
     values = images.astype(np.float32) - mean.reshape(1, -1, 1, 1)
     return np.asarray(values / std.reshape(1, -1, 1, 1), np.float32)
+
+
+def differing(one: np.ndarray, other: np.ndarray) -> dict[int, list[int]]:
+    """Number of each image with two predictions, and what they are; both (images,) of class numbers."""
+    return {int(number): [int(one[number]), int(other[number])] for number in np.flatnonzero(one != other)}
 
 
 def unpack(folder: Path) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from pipeline.config import Profile
 from pipeline.core.errors import QuantizeError
-from pipeline.engine.bench import Candidate, Measurement, compare, measure_compute, measure_overlap
+from pipeline.engine.bench import PLACES, Candidate, Measurement, compare, measure_compute, measure_overlap
 from pipeline.engine.builder import build_engine
 from pipeline.engine.device import describe_device
 from pipeline.engine.dispatch import FastestRunner
@@ -24,7 +24,7 @@ from pipeline.engine.inspect import count_layers
 from pipeline.engine.onnx_wire import read_model
 from pipeline.engine.records import BuildOptions, EngineRecord
 from pipeline.engine.runner import Runner
-from scripts.gpu_common import RIVALS, card, normalised, unpack
+from scripts.gpu_common import RIVALS, card, differing, normalised, unpack
 from scripts.gpu_table import table
 
 __all__ = ["CONTROL", "FASTEST", "FIRST", "VARIANTS", "Bench"]
@@ -147,6 +147,10 @@ class Bench:
         mean, std = (np.array(numbers[key], np.float32) for key in ("mean", "std"))
         return normalised(named["images"], mean, std), named
 
+    def compute(self, candidates: list[Candidate], shapes: dict[str, Any], images: np.ndarray) -> list[Measurement]:
+        samples = dict.fromkeys(shapes, images)
+        return measure_compute(candidates, shapes, rounds=self.args.rounds, places=PLACES, samples=samples)
+
     def measure(self, model: str) -> None:
         """All variants that are built, with and without graph, interleaved, batch by batch."""
         images, _ = self.images(model)
@@ -154,7 +158,9 @@ class Bench:
         try:
             for variant in (*VARIANTS, CONTROL):
                 for graph in (False, True):
-                    runner = self.runner(model, "int8" if variant == CONTROL else variant, cuda_graphs=graph)
+                    runner = self.runner(
+                        model, "int8" if variant == CONTROL else variant, cuda_graphs=graph, in_flight=PLACES
+                    )
                     if runner is not None:
                         runners[variant, graph] = runner
             candidates = [Candidate(variant, runner, graph) for (variant, graph), runner in runners.items()]
@@ -166,8 +172,7 @@ class Bench:
                 if self.left() < 10 or {m["name"] for m in known} >= {c.name for c in candidates}:
                     continue
                 shapes = {candidates[0].runner.inputs[0].name: (batch, *images.shape[1:])}
-                samples = dict.fromkeys(shapes, images[:batch])
-                found = measure_compute(candidates, shapes, rounds=self.args.rounds, samples=samples)
+                found = self.compute(candidates, shapes, images[:batch])
                 self.put("measured", model, f"{batch}", value=[m.model_dump(mode="json") for m in found])
                 best = max(found, key=lambda m: m.throughput)
                 self.note(
@@ -209,8 +214,8 @@ class Bench:
             runners = {}
             for graph in (False, True):
                 for variant in ("int8", "fp16"):
-                    # Two slots: one for the plan itself and one for the runner that picks it.
-                    runner = self.runner(model, variant, cuda_graphs=graph, in_flight=2)
+                    # Slots for the plan itself and for the runner that picks it.
+                    runner = self.runner(model, variant, cuda_graphs=graph, in_flight=2 * PLACES)
                     if runner is None:
                         return
                     runners[variant, graph] = stack.enter_context(runner)
@@ -231,8 +236,7 @@ class Bench:
                     Candidate(variant, runners[variant, g], g) for g in graphs for variant in ("int8", "fp16")
                 ]
                 candidates += [Candidate(FASTEST, picking[g], g) for g in graphs]
-                samples = dict.fromkeys(shapes, images[:batch])
-                found = measure_compute(candidates, shapes, rounds=self.args.rounds, samples=samples)
+                found = self.compute(candidates, shapes, images[:batch])
                 self.put("fastest", model, "batches", f"{batch}", value=[m.model_dump(mode="json") for m in found])
                 *others, ours = (m for m in found if m.cuda_graph)
                 for other in others:
@@ -263,6 +267,7 @@ class Bench:
             if reference is not None:
                 figures["top1_onnxruntime"] = float(np.mean(reference == labels))
                 figures["agreement"] = float(np.mean(reference == found))
+                figures["differ"] = differing(reference, found)
             self.put("accuracy", model, variant, value=figures)
             self.note(f"{model} {variant}: {figures}")
 

@@ -18,7 +18,7 @@ import numpy as np
 from pipeline.core.errors import CheckFailed, InputError
 from pipeline.core.files import explain_os_errors, write_text
 from pipeline.core.progress import SILENT, Progress
-from pipeline.engine.bench import Candidate, Measurement, compare, measure_compute
+from pipeline.engine.bench import PLACES, Candidate, Measurement, compare, measure_compute
 from pipeline.engine.builder import build_engine
 from pipeline.engine.compat import load_api
 from pipeline.engine.profiles import choose_profile
@@ -185,9 +185,7 @@ class FloatBuild:
         plan = scratch / PLAN_FILE
         try:
             record = self._build(plan, self.record.profiles)
-            with Runner(
-                self.folder / PLAN_FILE, target=self.record.target, record=self.record, cuda_graphs=True
-            ) as int8:
+            with self._runner(self.folder / PLAN_FILE, self.record) as int8:
                 measured = self._measure(int8, plan, record, measured_profiles(int8.profiles), recorded.feeds)
                 fastest = Fastest(choices=decide(int8.profiles, measured))
                 winners = tuple(sorted(fastest.float_profiles))
@@ -221,6 +219,9 @@ class FloatBuild:
             progress=self.progress,
         )
 
+    def _runner(self, plan: Path, record: EngineRecord) -> Runner:
+        return Runner(plan, target=record.target, record=record, cuda_graphs=True, in_flight=PLACES)
+
     def _measure(
         self,
         int8: Serving,
@@ -230,12 +231,14 @@ class FloatBuild:
         samples: Mapping[str, np.ndarray],
     ) -> dict[int, tuple[Measurement, Measurement]]:
         found = {}
-        with Runner(plan, target=record.target, record=record, cuda_graphs=True) as other:
+        with self._runner(plan, record) as other:
             candidates = [Candidate("int8", int8, True), Candidate("float", other, True)]
             with self.progress.task("measuring INT8 against float", total=None, unit="profiles") as task:
                 for number in numbers:
                     shapes = optimum(int8.profiles[number])
-                    first, second = measure_compute(candidates, shapes, rounds=self.rounds, samples=samples)
+                    first, second = measure_compute(
+                        candidates, shapes, rounds=self.rounds, places=PLACES, samples=samples
+                    )
                     found[number] = (first, second)
                     task.advance()
         return found

@@ -19,6 +19,7 @@ from pipeline.core.errors import InputError
 from pipeline.core.files import sha256_json, write_text
 from pipeline.core.progress import SILENT
 from pipeline.engine.bench import (
+    PLACES,
     Candidate,
     Measurement,
     Overlap,
@@ -156,13 +157,14 @@ def run_suite(
         if device is None:  # the runners have refused before
             raise InputError("no card")
         warm, edge, load, overlap = [], [], [], []
-        profiles = candidates[0].runner.profiles
+        profiles, places = candidates[0].runner.profiles, min(in_flight, PLACES)
         with progress.task("measuring", total=None, unit="shapes") as task:
             for batch in batches if "warm" in sets else ():
-                warm += measure_compute(candidates, shapes_for_batch(profiles, batch), rounds=rounds, samples=samples)
+                shapes = shapes_for_batch(profiles, batch)
+                warm += measure_compute(candidates, shapes, rounds=rounds, places=places, samples=samples)
                 task.advance()
             for shapes in edge_shapes(profiles) if "edge" in sets else ():
-                edge += measure_compute(candidates, shapes, rounds=rounds, samples=samples)
+                edge += measure_compute(candidates, shapes, rounds=rounds, places=places, samples=samples)
                 task.advance()
             for candidate in candidates if "load" in sets else ():
                 mix = [shapes_for_batch(profiles, batch) for batch in batches]

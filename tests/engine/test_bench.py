@@ -9,6 +9,7 @@ import pytest
 
 from pipeline.config import Profile
 from pipeline.core.errors import InputError
+from pipeline.engine import bench
 from pipeline.engine.bench import (
     Candidate,
     _launches,
@@ -95,6 +96,19 @@ def test_candidates_are_measured_in_turn_and_completely(card: SimpleNamespace) -
         assert load.batches == (1, 8)
         assert 0 < load.latency_p50_ms <= load.latency_p90_ms <= load.latency_p99_ms
         assert load.throughput > 0
+
+
+def test_rounds_take_turns_in_several_places(card: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[int] = []
+    monkeypatch.setattr(bench, "_launches", lambda request, *rest: ran.append(id(request._slot)) or [1.0])
+    with Runner(plan(), in_flight=3) as runner, Runner(plan(), in_flight=3) as other:
+        candidates = [Candidate("a", runner, False), Candidate("b", other, False)]
+        found = measure_compute(candidates, {"x": (4, 3)}, rounds=5, places=3)
+        assert [len(m.rounds_ms) for m in found] == [5, 5]
+        first, second = ran[::2], ran[1::2]
+        assert len(set(first)) == len(set(second)) == 3
+        assert first[3:] == first[:2]
+        assert not set(first) & set(second)
 
 
 def test_a_shape_that_could_not_be_captured_is_marked(card: SimpleNamespace) -> None:

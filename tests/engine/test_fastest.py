@@ -77,8 +77,8 @@ class Scale:
     def __init__(self, floats: dict[int, Sequence[float]]) -> None:
         self.floats, self.turns = {batch: list(values) for batch, values in floats.items()}, []
 
-    def __call__(self, candidates, shapes, *, rounds: int, samples) -> list[Measurement]:
-        assert all(c.cuda_graph for c in candidates)
+    def __call__(self, candidates, shapes, *, rounds: int, places: int, samples) -> list[Measurement]:
+        assert all(c.cuda_graph and c.runner.in_flight >= places > 1 for c in candidates)
         assert set(samples) == {"x"}
         batch = shapes["x"][0]
         self.turns.append((batch, len(candidates[1].runner.profiles)))

@@ -164,6 +164,15 @@ def test_a_later_run_goes_on_and_measures_all_together(session: Session) -> None
     assert set(results["accuracy"]["net"]) == names - {gpu_run.CONTROL}
 
 
+def test_images_on_which_engine_and_onnxruntime_differ_are_named(session: Session) -> None:
+    assert gpu_common.differing(np.array([7, 8, 9, 9]), np.array([7, 1, 9, 2])) == {1: [8, 1], 3: [9, 2]}
+    with np.load(session.at / "images.npz") as stored:
+        arrays = {**stored, "net/int8": stored["images"].astype(int).argmax(-1)}  # what the fake engine gives
+    np.savez(session.at / "images.npz", **arrays)
+    figures = session.run(variants=["int8"])["accuracy"]["net"]["int8"]
+    assert (figures["agreement"], figures["differ"]) == (1.0, {})
+
+
 def test_without_an_engine_there_is_nothing_to_measure(session: Session, capsys: pytest.CaptureFixture[str]) -> None:
     session.refused = set(gpu_run.VARIANTS)
     results = session.run()
@@ -194,7 +203,7 @@ def test_overlap_and_layers_of_every_engine(
 MS = {("int8", 1): 1.0, ("fp16", 1): 0.5, ("int8", 4): 1.0, ("fp16", 4): 2.0}
 
 
-def given_times(candidates, shapes, *, rounds: int, samples) -> list[Measurement]:
+def given_times(candidates, shapes, *, rounds: int, places: int, samples) -> list[Measurement]:
     """Stands in for ``measure_compute``; what picks takes as long as what it picked."""
     found = []
     for candidate in candidates:
