@@ -112,7 +112,7 @@ def evenly(count: int, wanted: int) -> np.ndarray:
 
 
 def imagenet(name: str, images: Path, options: Options) -> None:
-    from scripts.bench_placement_prepare import load_images, make_network, normalised
+    from scripts.rivals import load_images, make_network, normalised
 
     trained_weights = name == "efficientnet-lite0"
     pixels, labels = load_images(images)
