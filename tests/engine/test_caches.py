@@ -8,9 +8,11 @@ from types import SimpleNamespace
 import pytest
 
 from pipeline.core.errors import InputError
-from pipeline.engine import timing_cache
+from pipeline.engine import child, timing_cache
 from pipeline.engine.calibration import cache_for, make_calibrator
+from pipeline.engine.child import Build
 from pipeline.engine.compat import Api
+from pipeline.engine.records import BuildOptions, Message
 from tests.engine.conftest import CARD
 
 API = Api(
@@ -190,6 +192,66 @@ def test_a_part_that_tensorrt_does_not_take_is_told(tmp_path: Path) -> None:
     assert attached.remark == "TensorRT takes 7 of its 314 bytes, and measures the rest again"
     write(path, b"kernel", b"myelin title")
     assert timing_cache.attach(config, path).state == "reused"
+
+
+class Speaking(Config):
+    """As 8.6, which reports to the error recorder whenever it reads a cache that has an empty part for Myelin."""
+
+    def __init__(self, build: Build) -> None:
+        super().__init__()
+        self.build = build
+
+    def create_timing_cache(self, data: bytes) -> Cache | None:
+        if data:
+            text = "INVALID_CONFIG: The timing cache will not be used!"
+            self.build.receive(Message(severity="error", source="error recorder", text=text))
+        return super().create_timing_cache(data)
+
+
+@pytest.fixture
+def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Build:
+    monkeypatch.setattr(child, "describe_device", lambda: CARD)
+    options = BuildOptions(timing_cache_folder=tmp_path, avg_timing_iterations=4)
+    return Build(API, tmp_path / "model.onnx", (), options, SimpleNamespace(send=lambda *rest, **fields: None))
+
+
+def test_a_build_reads_its_cache_and_saves_it(build: Build, tmp_path: Path) -> None:
+    path = timing_cache.cache_file(tmp_path, API, CARD, 4)
+    write(path, b"one")
+    config = Speaking(build)
+    state, save = build._timing_cache(config)
+    assert state == "reused"
+    assert [(m.severity, m.source) for m in build.messages] == [("error", "timing cache")]
+    config.current.entries.add(b"two")
+    write(path, b"theirs")
+    save()
+    assert entries_in(path) == {b"one", b"two", b"theirs"}
+    assert {m.source for m in build.messages} == {"timing cache"}
+    build.receive(Message(severity="error", source="error recorder", text="later"))
+    assert build.messages[-1].source == "error recorder"
+
+
+def test_a_build_warns_of_a_cache_that_it_cannot_use(build: Build, tmp_path: Path) -> None:
+    path = timing_cache.cache_file(tmp_path, API, CARD, 4)
+    path.write_bytes(b"no timing cache")
+    state, _ = build._timing_cache(Speaking(build))
+    assert state == "new"
+    (message,) = build.messages
+    assert (message.severity, message.source) == ("warning", "check")
+    assert message.text == (
+        f"timing cache {path.name}: it does not begin as the files of quantize do; it is started afresh"
+    )
+
+
+def test_without_a_cache_nothing_is_read_or_saved(build: Build, tmp_path: Path) -> None:
+    build.options = build.options.model_copy(update={"timing_cache": False})
+    state, save = build._timing_cache(None)
+    save()
+    assert state == "off"
+    build.options = build.options.model_copy(update={"timing_cache": True})
+    build.device = None
+    assert build._timing_cache(None)[0] == "not supported"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_default_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
