@@ -89,7 +89,7 @@ def test_the_artifact_is_complete(built: Path) -> None:
     assert manifest["data"]["calibration_samples"] == 16
     assert manifest["data"]["verification_samples"] == 8
     assert manifest["data"]["held_aside"]
-    assert manifest["calibration"]["calibrator"] == "entropy"
+    assert manifest["calibration"]["calibrator"] == "mse"
     assert 0 < manifest["verification"]["outputs"][0]["relative_l2_mean"] < 1
     scales = json.loads((built / "scales.json").read_text())
     assert scales["schema"] == 1
@@ -116,7 +116,7 @@ def test_json_summary_and_quiet(inputs: Path, built: Path, tmp_path: Path) -> No
     done = quantize(*build_args(inputs, tmp_path / "net", "--json", "--quiet"))
     assert done.returncode == 0
     assert done.stderr == ""
-    assert json.loads(done.stdout)["calibration"]["calibrator"] == "entropy"
+    assert json.loads(done.stdout)["calibration"]["calibrator"] == "mse"
 
 
 def test_another_calibrator_takes_no_other_pass(inputs: Path, built: Path, tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     help="Repeatable [what works here].",
 )
 @click.option("--opset", type=int, help="ONNX opset of the export [17].")
-@calibrator_options("entropy")
+@calibrator_options("mse")
 @click.option(
     "--calibration",
     type=click.Path(path_type=Path),

@@ -50,7 +50,7 @@ _FOLDER = Path("consistency")
 @click.option("--profile", "profiles", multiple=True, metavar="NAME=MIN,OPT,MAX[;...]", help="As for `quantize build`.")
 @click.option("--samples", type=int, help="Samples to calibrate on [the artifact's, or 128].")
 @click.option("--batch-size", type=int, default=8, show_default=True, help="Samples per batch.")
-@calibrator_options("the artifact's, or entropy")
+@calibrator_options("the artifact's, or mse")
 @click.option("--shards", default="cyclic", show_default=True, help="Who takes which batch: cyclic, blocks, scattered.")
 @click.option(
     "--backend", type=click.Choice(["auto", "gloo", "nccl"]), default="auto", show_default=True, help="Between ranks."
@@ -155,7 +155,7 @@ def _fail_unless(passed: bool, files: list[Path]) -> None:
 
 
 def _open(model: str, flags: Mapping[str, Any], folder: Path, progress: Progress) -> tuple[Opened, Calibrator]:
-    """The work, and the calibrator that the flags name; else the artifact's own, else entropy."""
+    """The work, and the calibrator that the flags name; else the artifact's own, else the default."""
     import calibrators
     from pipeline.artifact import Artifact
     from pipeline.config import BuildConfig, validated
@@ -175,7 +175,7 @@ def _open(model: str, flags: Mapping[str, Any], folder: Path, progress: Progress
     given = {key: flags[key] for key in ("data", "preprocess", "profiles", "samples", "batch_size")}
     config = validated(
         BuildConfig,
-        {**given, "model": model, "out": folder, "calibrator": {"name": name or "entropy", "params": params}},
+        {**given, "model": model, "out": folder, "calibrator": {**({"name": name} if name else {}), "params": params}},
         origin="options",
     )
     opened = open_work(

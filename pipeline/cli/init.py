@@ -34,7 +34,7 @@ out: artifacts/model
 
 # minmax, ema, percentile, ema-percentile, entropy, mse, legacy.
 calibrator:
-  name: entropy
+  name: mse
   # params: {percentile: 99.9}
 
 # Samples to calibrate on; the others are held aside to verify on.
