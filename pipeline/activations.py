@@ -36,9 +36,10 @@ __all__ = [
     "graph_inputs",
     "nonfinite_input",
     "nonfinite_weight",
+    "read_graph",
 ]
 
-RUN_BYTES: Final = 32 << 20
+RUN_BYTES: Final = 64 << 20
 """What one run may capture, where the batch can be cut: a single row may be more."""
 
 _HELD_BYTES: Final = 512 << 20
@@ -99,9 +100,11 @@ class ActivationPass:
         self._model = model
         self._cores = threads or cpu_threads()
         self._workers = min(self._cores, _MOST_WORKERS)
-        inputs = graph_inputs(model)
+        threading.Thread(target=_load_kernels, name="load-kernels", daemon=True).start()
+        proto = read_graph(model)
+        inputs = graph_inputs(proto)
         self._captured = [name for name in self.tensors if name not in inputs]
-        self._session = self._open()
+        self._session = self._open(proto)
         self._inputs = {value.name: value for value in self._session.get_inputs()}
         types = {value.name: value.type for value in (*self._session.get_outputs(), *self._inputs.values())}
         for name in self.tensors:
@@ -140,8 +143,13 @@ class ActivationPass:
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
-    def _open(self) -> Any:
-        return make_session(self._model, capture=self._captured, threads=max(1, self._cores // self._workers))
+    def _open(self, proto: Any = None) -> Any:
+        return make_session(
+            self._model if proto is None else proto,
+            capture=self._captured,
+            threads=max(1, self._cores // self._workers),
+            external_data_dir=self._model.parent,
+        )
 
     def _fit(self) -> bool:
         """Let fewer batches be at work, with more threads each, when runs are larger than hoped; True when done so."""
@@ -238,8 +246,15 @@ class ActivationPass:
                 )
 
 
-def graph_inputs(model: Path) -> set[str]:
-    """Names of the model's inputs, without those that have a default; external weights are not opened.
+def _load_kernels() -> None:
+    """numba's first call loads a third of a second of its own modules: meanwhile the session is made."""
+    from calibrators.accumulate import BatchAccumulator
+
+    BatchAccumulator().add(np.zeros(1, np.float32))
+
+
+def read_graph(model: Path) -> Any:
+    """The file as an ``onnx.ModelProto``; external weights are not opened.
 
     Raises:
         InputError: the file is missing or no ONNX model.
@@ -247,12 +262,16 @@ def graph_inputs(model: Path) -> set[str]:
     import onnx
 
     try:
-        graph = onnx.load(model, load_external_data=False).graph
+        return onnx.load(model, load_external_data=False)
     except FileNotFoundError as error:
         raise InputError(f"model {model} does not exist") from error
     except Exception as error:  # protobuf's own errors have no common type
         raise InputError(f"{model} is not a readable ONNX model: {error}", remedy="export it again") from error
-    return {value.name for value in graph.input} - {tensor.name for tensor in graph.initializer}
+
+
+def graph_inputs(proto: Any) -> set[str]:
+    """Names of the model's inputs, without those that have a default."""
+    return {value.name for value in proto.graph.input} - {tensor.name for tensor in proto.graph.initializer}
 
 
 def nonfinite_input(batch: Batch) -> str | None:

@@ -266,8 +266,8 @@ class MixedConfig(_Config):
     samples: int = Field(default=32, ge=1)
     """Calibration samples to search on."""
     layer_times: tuple[Path, Path] | None = None
-    """Layer times of an engine with everything in INT8 and of one in float, as `quantize inspect --engine --batch --json`
-    prints them. None: multiply-accumulates stand for time."""
+    """Layer times of an engine with everything in INT8 and of one in float, as `quantize inspect --engine --batch
+    --json` prints them. None: multiply-accumulates stand for time."""
 
     @field_validator("max_drop", "min_sqnr", "min_agreement", mode="before")
     @classmethod
@@ -345,7 +345,8 @@ class BuildConfig(_Config):
     """Options of the engine builder, the fields of :class:`pipeline.engine.records.BuildOptions`."""
     placement: PlacementConfig = PlacementConfig()
     equalise: bool = False
-    """Move the spread between an activation's channels into the weights behind it, where the float graph stays the same."""
+    """Move the spread between an activation's channels into the weights behind it, where the float graph stays as it
+    is."""
     mixed: MixedConfig = MixedConfig()
 
     @model_validator(mode="after")

@@ -8,8 +8,11 @@ Every measurement is a process of its own, and the processes of a round run one 
 of the machine meets all of them alike; the ratio of a round is to that round's plain pass. The models are prepared as a
 build does, the tensors are those of the placement plan, the images are photographs (../shared/data/imagenet500, else
 crops of those in scikit-image), read from a file in batches of 8. Measured is from after the imports to the result: the
-session's creation, the pass, all calibrators' ranges of all tensors and the written file. The compiled kernels are in
-numba's cache (a first, unmeasured process makes sure), as they are after the first calibration on a machine.
+session's creation, the pass, all calibrators' ranges of all tensors and the written file. All tools get the prepared
+model; `onnxruntime-exported` gets the model as exported, as its users give it, with twice as many tensors. The imports
+are everything that a tool loads of Python: onnxruntime.quantization, the modules that numba loads at its first call.
+The compiled kernels are in numba's cache (a first, unmeasured process makes sure), as they are after the first
+calibration on a machine.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ SHAPE = (3, 224, 224)
 BATCH = 8
 OWN = ("plain", "all calibrators")
 TOOLS = {
-    "ort": ("onnxruntime entropy", "onnxruntime percentile"),
+    "ort": ("onnxruntime entropy", "onnxruntime percentile", "onnxruntime-exported entropy"),
     "modelopt": ("modelopt entropy", "modelopt max"),
 }
 FLAT = (128, 256, 512, 1024)
@@ -77,7 +80,7 @@ def all_calibrators(work: Path, count: int) -> None:
             calibrators.resolve_amax(stats, calibrator)
 
 
-def onnxruntime_static(work: Path, count: int, method: str) -> None:
+def onnxruntime_static(work: Path, count: int, method: str, model: str = "model.onnx") -> None:
     from onnxruntime import quantization
 
     plan = json.loads((work / "plan.json").read_text())
@@ -92,7 +95,7 @@ def onnxruntime_static(work: Path, count: int, method: str) -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         quantization.quantize_static(
-            work / "model.onnx",
+            work / model,
             Path(folder) / "int8.onnx",
             Reader(),
             quant_format=quantization.QuantFormat.QDQ,
@@ -128,13 +131,19 @@ def child(mode: str, work: Path, count: int) -> None:
     else:
         sys.path.insert(0, str(ROOT))
         import onnx  # noqa: F401
-        import onnxruntime  # noqa: F401
+        import onnxruntime
+
+    if mode.startswith("onnxruntime"):
+        import onnxruntime.quantization  # noqa: F401
 
     if mode == "all calibrators":
-        import numba  # noqa: F401
         import onnx_ir  # noqa: F401
+        from numba.core.registry import cpu_target
 
         import pipeline.calibrate  # noqa: F401
+
+        cpu_target.typing_context.refresh()  # numba imports its own modules here, else at its first call
+        cpu_target.target_context.refresh()
     start, processor = time.perf_counter(), time.process_time()
     match mode.split():
         case ["plain"]:
@@ -143,6 +152,8 @@ def child(mode: str, work: Path, count: int) -> None:
             all_calibrators(work, count)
         case ["onnxruntime", method]:
             onnxruntime_static(work, count, method.capitalize())
+        case ["onnxruntime-exported", method]:
+            onnxruntime_static(work, count, method.capitalize(), "exported.onnx")
         case ["modelopt", method]:
             modelopt_quantize(work, count, method)
         case _:
@@ -230,7 +241,7 @@ def compare(work: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
             python = options.modelopt_python if mode.startswith("modelopt") else sys.executable
             found.append(measure(mode, work, options.images, python))
             ratios[mode].append(found[-1]["seconds"] / results["plain"][-1]["seconds"])
-            print(f"  round {number + 1}: {mode:24} {found[-1]['seconds']:8.2f} s", flush=True)
+            print(f"  round {number + 1}: {mode:28} {found[-1]['seconds']:8.2f} s", flush=True)
     rows = []
     own_seconds = float(np.median([each["seconds"] for each in results["all calibrators"]]))
     plain_peak = float(np.median([each["peak_mb"] for each in results["plain"]]))

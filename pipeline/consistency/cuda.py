@@ -24,8 +24,8 @@ def measure_on_cuda(work: Work, batches: Iterator[Batch], group: Group, progress
     rounding.
 
     Raises:
-        InputError: no PyCUDA, no CUDA provider in onnxruntime; a tensor of another type than float32 or float16; a NaN or
-            infinity in an activation.
+        InputError: no PyCUDA, no CUDA provider in onnxruntime; a tensor of another type than float32 or float16; a NaN
+            or infinity in an activation.
         ToolError: no device, or onnxruntime fails on the model.
     """
     from pipeline.activations import NonFinite

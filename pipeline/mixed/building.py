@@ -92,6 +92,7 @@ class MixedBuild:
                     "same command with --choose takes any point of its table",
                 )
             statistics, _ = load_statistics(self.calibrated.result.statistics_path)
+            nodes = {decision.node for decision in self.plan.decisions if decision.quantized}
             return stage.run(
                 self.prepared.result.model_path,
                 statistics,
@@ -104,7 +105,7 @@ class MixedBuild:
                 unseen=(lambda: self._batches(self.parts.unseen)) if self.parts.unseen else None,
                 calibration=None if config.equalise else lambda: self._batches(self.calibration),
                 labels=self.labels,
-                times=node_times(*times) if times else None,
+                times=node_times(*times, nodes) if times else None,
                 identity=sha256_json({**inputs, "target": None, "times": None, "code": code_digest()}),
                 others=sorted(self.build.runner.work.glob(f"*mixed-*/{stage.EVALUATIONS}")),
                 progress=self.build.progress,

@@ -1,7 +1,8 @@
 """Measured times of nodes, from the layer times of two engines of one network: everything in INT8, and in float.
 
-A layer of an engine is a fusion of nodes. Its time is shared in equal parts among those of them that both engines have:
-what a node alone would take cannot be measured.
+A layer of an engine is a fusion of nodes. Its time is shared in equal parts among those of them that can be given back
+to float and that both engines have: a fused activation goes with its convolution, and what a node alone would take
+cannot be measured.
 """
 
 from __future__ import annotations
@@ -21,14 +22,18 @@ __all__ = ["layer_times", "node_times", "shared"]
 _REMEDY = "`quantize inspect ARTIFACT --engine tensorrt --batch N --json` prints it, on a machine with the card"
 
 
-def node_times(int8: Path, float_: Path) -> dict[str, tuple[float, float]]:
+def node_times(int8: Path, float_: Path, nodes: Collection[str] | None = None) -> dict[str, tuple[float, float]]:
     """Node to its time in INT8 and in float, in ms.
+
+    Args:
+        nodes: those that can be given back to float; None: all.
 
     Raises:
         InputError: a file is missing, is no such table, or has no times; the two have no node in common.
     """
     tables = [layer_times(path) for path in (int8, float_)]
     common = {node for nodes, _ in tables[0] for node in nodes} & {node for nodes, _ in tables[1] for node in nodes}
+    common = common if nodes is None else common & set(nodes)
     if not common:
         raise InputError(
             f"the layer times {int8} and {float_} have no node in common", remedy="measure two builds of one network"

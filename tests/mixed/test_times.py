@@ -47,6 +47,12 @@ def test_times_by_node(tmp_path: Path) -> None:
         "/b/Conv": (pytest.approx(0.15), pytest.approx(0.4)),
         "/b/Add": (pytest.approx(0.15), pytest.approx(0.1)),
     }
+    assert node_times(int8, float_, {"/a/Conv", "/b/Conv", "/c/Conv"}) == {
+        "/a/Conv": (pytest.approx(0.2), pytest.approx(0.5)),
+        "/b/Conv": (pytest.approx(0.3), pytest.approx(0.4)),
+    }, "a fused activation goes with its convolution"
+    with pytest.raises(InputError, match="no node in common"):
+        node_times(int8, float_, {"/c/Conv"})
 
 
 def test_a_node_in_several_layers_gets_their_sum() -> None:
