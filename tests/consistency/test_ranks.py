@@ -146,7 +146,7 @@ def test_the_calibration_file_is_that_of_one_process(runs: Runs) -> None:
 @pytest.mark.parametrize(
     ("name", "statuses", "expected"),
     [
-        ("calibrator", [1, 1], "another calibrator in rank 1 (entropy in rank 0, minmax in rank 1)"),
+        ("calibrator", [1, 1], "another calibrator in rank 1 (mse in rank 0, minmax in rank 1)"),
         ("missing data", [1, 2], "rank 1: --data "),
         ("swapped", [1, 1], "rank 1 has the same samples in another order"),
         ("overflow", [1, 2], "rank 1: tensor"),

@@ -52,6 +52,7 @@ def test_report_of_ranks() -> None:
         batches=16,
         samples=128,
         seconds=(2.0, 3.0),
+        first_seconds=(0.5, 0.5),
         cpu_seconds=(1.0, 1.0),
         merge_seconds=0.25,
         statistics="s" * 64,
