@@ -64,7 +64,7 @@ def main(out: Path) -> None:
     command = [
         str(Path(sys.executable).with_name("quantize")), "build",
         f"{ROOT / 'scripts' / 'models.py'}:efficientnet_lite0",
-        "--data", str(crops), "--preprocess", "efficientnet-lite", "--calibrator", "entropy", "--samples", "128",
+        "--data", str(crops), "--preprocess", "efficientnet-lite", "--samples", "128",
         "--profile", "x=1x3x224x224,8x3x224x224,64x3x224x224", "--target", "rtx", "--out", str(out),
     ]  # fmt: skip
     click.echo("$ " + " ".join(f'"{part}"' if "," in part else part for part in command), err=True)
