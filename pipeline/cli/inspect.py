@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pipeline.cli.common import console, output_options, print_json, user_errors
+from pipeline.cli.mixed_options import mixed_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -41,6 +42,8 @@ def command(
         out.print(targets_table(opened.manifest))
     for table in choices_tables(opened.manifest):
         out.print(table)
+    if opened.manifest.mixed:
+        out.print(mixed_table(opened.manifest.mixed))
     out.print(files_table(opened.manifest))
     if scales:
         out.print(scales_table(opened))

@@ -126,6 +126,13 @@ def test_the_artifact_meets_the_target_and_says_how(inputs: Path, searched: Path
     assert "## Mixed precision" in artifact.path("reports/summary.md").read_text()
 
 
+def test_inspect_shows_the_table(searched: Path) -> None:
+    shown = quantize("inspect", searched)
+    assert shown.code == 0
+    assert "mixed precision, SQNR of at least 32 dB: points to --choose from" in shown.stdout
+    assert " built " in shown.stdout
+
+
 def test_any_point_is_rebuilt_without_a_search(inputs: Path, searched: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Evaluator, "_measured", lambda self, candidate: pytest.fail("measured again"))
     taken = Artifact.open(searched).manifest.mixed["point"]
