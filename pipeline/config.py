@@ -322,7 +322,7 @@ class BuildConfig(_Config):
     data: str
     out: Path
     name: str = ""
-    """Name in the manifest; empty: the last part of ``out``."""
+    """Name in the manifest; empty: the last part of ``out``. Of printable characters."""
     inputs: tuple[InputSpec, ...] = ()
     profiles: tuple[Profile, ...] = ()
     targets: tuple[Literal["rtx", "tensorrt", "onnx"], ...] = ()
@@ -348,6 +348,13 @@ class BuildConfig(_Config):
     """Move the spread between an activation's channels into the weights behind it, where the float graph stays as it
     is."""
     mixed: MixedConfig = MixedConfig()
+
+    @field_validator("name")
+    @classmethod
+    def _printable(cls, value: str) -> str:
+        if not value.isprintable():
+            raise ValueError(f"the name {value!r} has characters that cannot be printed")
+        return value
 
     @model_validator(mode="after")
     def _labels_for_top1(self) -> BuildConfig:
@@ -437,6 +444,11 @@ def load_config(path: Path) -> dict[str, Any]:
         raise InputError(f"configuration {path} does not exist", remedy="`quantize init` writes one") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise InputError(f"configuration {path} is not valid YAML: {error}") from error
+    except RecursionError as error:
+        raise InputError(
+            f"configuration {path} is nested too deeply, or an alias in it refers to itself",
+            remedy="`quantize init` writes one to start from",
+        ) from error
     if twice is not None:
         raise InputError(f"configuration {path} {twice}", remedy="leave one of them")
     if value is None:

@@ -170,3 +170,15 @@ def test_config_files(tmp_path: Path) -> None:
         load_config(path)
     path.write_text("model: m.onnx\n")
     assert load_config(path) == {"model": "m.onnx"}
+
+
+@pytest.mark.parametrize("text", ["a: &x [*x]\n", "model: &a {b: &c {<<: *a}}\n", "a: " + "[" * 3000 + "]" * 3000])
+def test_yaml_that_refers_to_itself_or_is_too_deep(tmp_path: Path, text: str) -> None:
+    (tmp_path / "c.yaml").write_text(text)
+    with pytest.raises(InputError, match=r"nested too deeply, or an alias in it refers to itself|is not valid YAML"):
+        load_config(tmp_path / "c.yaml")
+
+
+def test_a_name_that_cannot_be_printed() -> None:
+    with pytest.raises(InputError, match="characters that cannot be printed"):
+        validated(BuildConfig, {"model": "m.onnx", "data": "d", "out": "o", "name": "a\x1b[31m"}, origin="options")

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 
 __all__ = ["match_nodes"]
 
+_WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+"""Whose weights tell a network. Constants of element-wise operators do not: equalisation adds and widens some."""
+
 
 def match_nodes(reference: Graph, other: Graph) -> dict[str, str]:
     """Node of ``other`` to node of ``reference``.
@@ -54,7 +57,9 @@ def _computing(graph: Graph) -> list[Any]:
 
 
 def _weight_shape(graph: Graph, node: Any) -> tuple[int, ...] | None:
-    """Shape of the node's first constant of rank two or more, also behind Q/DQ nodes."""
+    """Shape of a matrix operator's first constant of rank two or more, also behind Q/DQ nodes."""
+    if node.op_type not in _WEIGHTED:
+        return None
     for name in node.input:
         source, turned = name, False
         while source in graph.producers and graph.producers[source].op_type in (*QDQ, "Transpose"):

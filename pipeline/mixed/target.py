@@ -55,6 +55,11 @@ class Target(Record):
         if match is None or (match[2] and match[2].lower() != unit):
             raise InputError(f"{option} {text!r} is not a number such as {example}")
         value = float(match[1])
+        if kind == "min_agreement" and value <= 1 and not match[2]:
+            raise InputError(
+                f"{option} {text!r} would be {value:g} per cent",
+                remedy=f"write {100 * value:g}%, or {value:g}% if that is meant",
+            )
         if (unit == "%" and value > 100) or (kind == "min_sqnr" and value > _LARGEST_SQNR_DB):
             raise InputError(f"{option} {text!r} is out of range; {example} is a usual value")
         return cls(kind=kind, value=value if unit == "db" else value / 100.0)

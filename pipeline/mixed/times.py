@@ -8,6 +8,7 @@ cannot be measured.
 from __future__ import annotations
 
 import json
+import math
 from typing import TYPE_CHECKING, Any
 
 from pipeline.core.errors import InputError
@@ -31,6 +32,11 @@ def node_times(int8: Path, float_: Path, nodes: Collection[str] | None = None) -
     Raises:
         InputError: a file is missing, is no such table, or has no times; the two have no node in common.
     """
+    if all(path.is_file() for path in (int8, float_)) and int8.read_bytes() == float_.read_bytes():
+        raise InputError(
+            f"the layer times {int8} and {float_} are the same table",
+            remedy="give those of an engine in INT8 and of one in float",
+        )
     tables = [layer_times(path) for path in (int8, float_)]
     common = {node for nodes, _ in tables[0] for node in nodes} & {node for nodes, _ in tables[1] for node in nodes}
     common = common if nodes is None else common & set(nodes)
@@ -55,10 +61,15 @@ def layer_times(path: Path) -> list[tuple[tuple[str, ...], float]]:
         found = [(layer.fused, float(times[layer.name])) for layer in layers if layer.name in times]
     except FileNotFoundError as error:
         raise InputError(f"layer times {path} do not exist", remedy=_REMEDY) from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except KeyError as error:
+        raise InputError(f"{path} is no table of layer times: it has no {error}", remedy=_REMEDY) from error
+    except (OSError, ValueError, TypeError) as error:
         raise InputError(f"{path} is no table of layer times: {error}", remedy=_REMEDY) from error
     if not found:
         raise InputError(f"{path} has layers but no times", remedy=_REMEDY)
+    for members, time_ms in found:
+        if not (math.isfinite(time_ms) and time_ms >= 0.0):
+            raise InputError(f"{path}: layer {' + '.join(members)} has the time {time_ms:g} ms", remedy=_REMEDY)
     return found
 
 

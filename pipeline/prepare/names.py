@@ -58,12 +58,16 @@ def one_line_names(model: ir.Model) -> list[str]:
 def name_nodes(model: ir.Model) -> list[str]:
     """Name what has no name ``<operator>_<count>`` in graph order, and number a name that comes again.
 
+    Control characters in names become ``_``.
+
     The first node with a name keeps it. Nodes of inner graphs count as well.
 
     Returns:
         The new names.
     """
     nodes = [node for graph in all_graphs(model) for node in graph]
+    for node in nodes:
+        node.name = _CONTROL.sub("_", node.name or "")  # names are printed; a number is added where two become one
     taken = {node.name for node in nodes if node.name}
     seen: set[str] = set()
     counts: defaultdict[str, int] = defaultdict(int)

@@ -334,6 +334,11 @@ def test_equalised_channels(uneven: Path, tmp_path: Path, flags: list[str]) -> N
     onnx.checker.check_model(onnx.load(artifact.path("model.int8.onnx")))
     if flags == ["--equalise"]:
         assert artifact.manifest.mixed == {}
+        plain = _uneven_arguments(uneven, tmp_path / "plain")
+        del plain[plain.index("--profile") : plain.index("--profile") + 2]
+        assert quantize(*plain).code == 0
+        compared = quantize("diff", tmp_path / "plain", tmp_path / "net")
+        assert compared.code == 0, compared.stderr
         return
     table = json.loads(artifact.path("reports/pareto.json").read_text())
     record = table["repairs"][0]

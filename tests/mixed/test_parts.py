@@ -49,6 +49,7 @@ def test_target(kind, text, value, met):
         ("min_sqnr", "900", "out of range"),
         ("min_agreement", "101%", "--min-agreement '101%' is out of range"),
         ("min_agreement", "-3%", "is not a number such as 99%"),
+        ("min_agreement", "0.99", "--min-agreement '0.99' would be 0.99 per cent"),
     ],
 )
 def test_bad_target(kind, text, message):

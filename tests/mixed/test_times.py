@@ -66,7 +66,7 @@ def test_a_node_in_several_layers_gets_their_sum() -> None:
         (None, "layer times .*int8.json do not exist"),
         ("{", "int8.json is no table of layer times"),
         ("[]", "int8.json is no table of layer times"),
-        ('{"layers": []}', "is no table of layer times: 'times_ms'"),
+        ('{"layers": []}', "is no table of layer times: it has no 'times_ms'"),
         ('{"layers": [{"nam": "a"}], "times_ms": {"a": 1}}', "is no table of layer times"),
         ('{"layers": [], "times_ms": {}}', "int8.json has layers but no times"),
     ],
@@ -84,3 +84,13 @@ def test_engines_of_different_networks(tmp_path: Path) -> None:
     paths: list[Any] = [write(tmp_path / f"{name}.json", {name: 1.0}) for name in ("a", "b")]
     with pytest.raises(InputError, match="have no node in common"):
         node_times(*paths)
+
+
+def test_the_same_table_twice_and_times_that_are_none(tmp_path: Path) -> None:
+    table = write(tmp_path / "a.json", {"/a/Conv": 0.2})
+    with pytest.raises(InputError, match="are the same table"):
+        node_times(table, table)
+    for time_ms in (float("nan"), float("inf"), -1.0):
+        path = write(tmp_path / "b.json", {"/a/Conv": time_ms})
+        with pytest.raises(InputError, match="layer /a/Conv has the time"):
+            layer_times(path)

@@ -29,7 +29,9 @@ class Browser:
 
     def __enter__(self) -> Browser:
         assert CHROMIUM is not None
-        self._profile = tempfile.TemporaryDirectory(prefix="quantize-browser-")
+        self._profile = tempfile.TemporaryDirectory(
+            prefix="quantize-browser-", ignore_cleanup_errors=True  # chromium writes for a moment after its end
+        )
         to_browser, self._out = os.pipe()
         self._in, from_browser = os.pipe()
 
