@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, field_validator
 
 from pipeline.config import Preprocess
-from pipeline.core.errors import InputError
+from pipeline.core.errors import CheckFailed, InputError
 from pipeline.core.files import sha256_file, write_json
 from pipeline.records import Record, TensorSpec
 
@@ -226,6 +226,18 @@ class Artifact:
             raise InputError(
                 f"{self.folder} has no {name}", remedy=f"`quantize verify {self.folder}` says what is wrong with it"
             )
+        return path
+
+    def unchanged(self, name: str, *, remedy: str) -> Path:
+        """As :meth:`path`, for a file that is to be what the manifest says.
+
+        Raises:
+            InputError: as :meth:`path`.
+            CheckFailed: it has another SHA-256; ``remedy`` says how to mend that.
+        """
+        path = self.path(name)
+        if sha256_file(path) != self.manifest.files[name].sha256:
+            raise CheckFailed(f"{path} is not the file that the manifest lists", remedy=remedy)
         return path
 
     def differences(self) -> list[Difference]:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pipeline.artifact import Artifact, engine_folder
 from pipeline.core.errors import CheckFailed, InputError
-from pipeline.core.files import sha256_file
 from pipeline.engine.fastest import Fastest
 from pipeline.engine.loading import artifact_engine
 from pipeline.engine.profiles import choose_profile, covers
@@ -112,9 +111,7 @@ def float_engine(artifact: Artifact, target: str) -> tuple[Path, EngineRecord, F
     for name in names:
         if name not in files:
             raise CheckFailed(f"{artifact.folder} has {names[0]} without {name}", remedy=remedy)
-        if sha256_file(artifact.path(name)) != files[name].sha256:
-            raise CheckFailed(f"{artifact.folder / name} is not the file that the manifest lists", remedy=remedy)
-    plan, record, choices = (artifact.path(name) for name in names)
+    plan, record, choices = (artifact.unchanged(name, remedy=remedy) for name in names)
     return (
         plan,
         EngineRecord.model_validate_json(record.read_bytes()),

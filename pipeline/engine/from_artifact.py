@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from pipeline.artifact import FP32_MODEL, INT8_MODEL, SAMPLES, Artifact, engine_folder
 from pipeline.config import Profile
-from pipeline.core.errors import CheckFailed, InputError, QuantizeError
-from pipeline.core.files import explain_os_errors, fsync_dir, sha256_file, write_text
+from pipeline.core.errors import InputError, QuantizeError
+from pipeline.core.files import explain_os_errors, fsync_dir, write_text
 from pipeline.core.progress import SILENT
 from pipeline.engine.builder import build_engine
 from pipeline.engine.compat import MODULES
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["ArtifactBuild", "build_from_artifact"]
 
 _TOLERANCE = 0.1
+_COPY_AGAIN = "copy the artifact again, or build it again"
 
 
 class ArtifactBuild(Record):
@@ -85,7 +86,7 @@ def build_from_artifact(
     if fastest:
         require_fp16(target)
     artifact = Artifact.open(folder)
-    model, samples = _unchanged_model(artifact, INT8_MODEL), _unchanged(artifact, SAMPLES)
+    model, samples = _unchanged_model(artifact, INT8_MODEL), artifact.unchanged(SAMPLES, remedy=_COPY_AGAIN)
     float_model = _unchanged_model(artifact, FP32_MODEL) if fastest else None
     chosen = tuple(profiles) or tuple(Profile.parse(text) for text in artifact.manifest.profiles)
     final = artifact.folder / engine_folder(target)
@@ -124,17 +125,8 @@ def build_from_artifact(
 def _unchanged_model(artifact: Artifact, name: str) -> Path:
     for other in artifact.manifest.files:
         if other.startswith(f"{name}."):  # weights in a file of their own
-            _unchanged(artifact, other)
-    return _unchanged(artifact, name)
-
-
-def _unchanged(artifact: Artifact, name: str) -> Path:
-    path = artifact.path(name)
-    if sha256_file(path) != artifact.manifest.files[name].sha256:
-        raise CheckFailed(
-            f"{path} is not the file that the manifest lists", remedy="copy the artifact again, or build it again"
-        )
-    return path
+            artifact.unchanged(other, remedy=_COPY_AGAIN)
+    return artifact.unchanged(name, remedy=_COPY_AGAIN)
 
 
 def _cannot_run(record: EngineRecord) -> str:

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.artifact import engine_folder
-from pipeline.core.errors import CheckFailed, InputError, ToolError
-from pipeline.core.files import sha256_file
+from pipeline.core.errors import InputError, ToolError
 from pipeline.engine.compat import RTX_CARDS, rtx_runs_on
 from pipeline.engine.device import no_device_reason
 from pipeline.engine.messages import make_logger, worst_words
@@ -110,10 +109,7 @@ def artifact_engine(artifact: Artifact, target: str) -> tuple[Path, EngineRecord
     if names[0] not in files:
         built = ", ".join(sorted(artifact.manifest.targets)) or "none"
         raise InputError(f"{artifact.folder} has no engine for target {target}; it has: {built}", remedy=remedy)
-    plan, record = (artifact.path(name) for name in names)
-    for name, path in zip(names, (plan, record), strict=True):
-        if sha256_file(path) != files[name].sha256:
-            raise CheckFailed(f"{path} is not the file that the manifest lists", remedy=remedy)
+    plan, record = (artifact.unchanged(name, remedy=remedy) for name in names)
     return plan, EngineRecord.model_validate_json(record.read_bytes())
 
 
