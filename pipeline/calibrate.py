@@ -6,6 +6,7 @@ different batches of the same data, in other processes or machines, are joined e
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -264,7 +265,7 @@ class _State:
 
     def count(self, batch: Batch, bad: NonFinite | None, on_nonfinite: str, progress: Progress) -> bool:
         """Enter a batch into the figures; False when it is skipped."""
-        from pipeline.activations import nonfinite_input, nonfinite_weight
+        from pipeline.activations import nonfinite_input
 
         if batch.index in self.done:
             raise InputError(f"batch {batch.index} comes twice; its samples would count twice")
@@ -277,10 +278,8 @@ class _State:
         guilty = nonfinite_input(batch)
         if guilty is not None:
             origin = f"the data of the model input {guilty!r} already holds one"
-        elif self.path is not None and (weight := nonfinite_weight(self.path)):
-            origin = weight
         else:
-            origin = "the data is finite, so the model makes it"
+            origin = self.guilty_weight or "the data is finite, so the model makes it"
         text = f"tensor {bad.tensor!r} has {bad.nans} NaN and {bad.infs} infinite values {where}; {origin}"
         if on_nonfinite == "error":
             raise InputError(
@@ -289,6 +288,13 @@ class _State:
         progress.warn(f"{text}; the batch is skipped")
         self.skipped.append(batch.index)
         return False
+
+    @cached_property
+    def guilty_weight(self) -> str | None:
+        """A weight that holds a NaN or infinity, in words: looked for once, however many batches are skipped."""
+        from pipeline.activations import nonfinite_weight
+
+        return None if self.path is None else nonfinite_weight(self.path)
 
     def check(self) -> None:
         if self.batches:
