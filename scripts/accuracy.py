@@ -32,6 +32,7 @@ from pipeline.config import PlacementConfig
 from pipeline.core.ort import make_session
 from pipeline.data.batching import Batch
 from pipeline.placement.ops import WEIGHTED
+from scripts.rivals import evenly
 from tests.zoo import build, trained
 
 Feeds = dict[str, np.ndarray]
@@ -102,10 +103,6 @@ class Model:
             config=self.config,
         )
         return result.model_path
-
-
-def evenly(count: int, wanted: int) -> np.ndarray:
-    return np.linspace(0, count - 1, wanted).round().astype(int)
 
 
 # --- EfficientNet-Lite0, ResNet-50

@@ -52,9 +52,9 @@ def normalised(images: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(((images.astype(np.float32) - 127.0) / 128.0).transpose(0, 3, 1, 2))
 
 
-def calibration_rows(count: int) -> np.ndarray:
-    """Evenly spaced."""
-    return np.linspace(0, count - 1, CALIBRATION_IMAGES).round().astype(int)
+def evenly(count: int, wanted: int) -> np.ndarray:
+    """``wanted`` numbers below ``count``, evenly spaced."""
+    return np.linspace(0, count - 1, wanted).round().astype(int)
 
 
 class Network:
@@ -121,7 +121,7 @@ def main() -> int:
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     images, _ = load_images(arguments.images)
-    data = normalised(images[calibration_rows(len(images))])
+    data = normalised(images[evenly(len(images), CALIBRATION_IMAGES)])
     for name in NETWORKS if arguments.only is None else (arguments.only,):
         with tempfile.TemporaryDirectory() as folder:
             scratch = Path(folder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
@@ -16,6 +17,26 @@ from pipeline.config import PlacementConfig
 from pipeline.core.ort import make_session
 from pipeline.data.batching import Batch
 from pipeline.placement import make_plan
+
+if TYPE_CHECKING:
+    import torch
+
+
+def silu_blocks(inner: int) -> torch.nn.Module:
+    """Convolutions of 16 channels with SiLU, ``inner`` of them behind the first, then 10 classes; random weights."""
+    import torch
+    from torch import nn
+
+    torch.manual_seed(3)
+    blocks: list[nn.Module] = [nn.Conv2d(3, 16, 3, padding=1), nn.SiLU()]
+    for _ in range(inner):
+        blocks += [nn.Conv2d(16, 16, 3, padding=1), nn.SiLU()]
+    module = nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10)).eval()
+    for part in module.modules():
+        if isinstance(part, nn.Conv2d | nn.Linear):
+            nn.init.kaiming_normal_(part.weight)
+            nn.init.zeros_(part.bias)
+    return module
 
 
 @dataclass

@@ -24,6 +24,7 @@ from pipeline.core.errors import CheckFailed
 from pipeline.core.ort import make_session
 from pipeline.mixed.evaluate import Evaluator
 from pipeline.stages import build
+from tests.mixed.setting import silu_blocks
 from tests.mixed.test_times import write
 from tests.placement.test_equalise import depthwise
 
@@ -56,19 +57,10 @@ def sqnr(artifact: Path, x: np.ndarray[Any, Any]) -> float:
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """net.onnx (SiLU blocks, random weights), data.npz (60 samples, one with an outlier) and labels.csv (FP32's)."""
     import torch
-    from torch import nn
 
     from tests.zoo.export import export_onnx
 
-    torch.manual_seed(3)
-    blocks: list[nn.Module] = [nn.Conv2d(3, 16, 3, padding=1), nn.SiLU()]
-    for _ in range(3):
-        blocks += [nn.Conv2d(16, 16, 3, padding=1), nn.SiLU()]
-    module = nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10)).eval()
-    for part in module.modules():
-        if isinstance(part, nn.Conv2d | nn.Linear):
-            nn.init.kaiming_normal_(part.weight)
-            nn.init.zeros_(part.bias)
+    module = silu_blocks(3)
     folder = tmp_path_factory.mktemp("inputs")
     axes = {"x": {0: "N"}, "logits": {0: "N"}}
     export_onnx(module, {"x": torch.zeros(2, 3, 16, 16)}, folder / "net.onnx", outputs=["logits"], dynamic_axes=axes)

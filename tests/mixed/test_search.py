@@ -19,7 +19,7 @@ from pipeline.mixed.candidate import Candidate, Network
 from pipeline.mixed.target import Target
 from pipeline.placement import make_plan
 from tests.errors.networks import CLASSES, network
-from tests.mixed.setting import batches_of, save, set_up
+from tests.mixed.setting import batches_of, save, set_up, silu_blocks
 from tests.zoo.registry import build
 
 
@@ -27,17 +27,8 @@ from tests.zoo.registry import build
 def silu(tmp_path_factory):
     """A network of SiLU blocks with random weights, and an outlier that makes minmax ranges far too wide."""
     import torch
-    from torch import nn
 
-    torch.manual_seed(3)
-    blocks: list[nn.Module] = [nn.Conv2d(3, 16, 3, padding=1), nn.SiLU()]
-    for _ in range(4):
-        blocks += [nn.Conv2d(16, 16, 3, padding=1), nn.SiLU()]
-    module = nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10)).eval()
-    for part in module.modules():
-        if isinstance(part, nn.Conv2d | nn.Linear):
-            nn.init.kaiming_normal_(part.weight)
-            nn.init.zeros_(part.bias)
+    module = silu_blocks(4)
     folder = tmp_path_factory.mktemp("silu")
     from tests.zoo.export import export_onnx
 
