@@ -13,7 +13,7 @@ from pipeline.artifact import MANIFEST, Artifact
 from pipeline.core.errors import InputError
 from pipeline.core.files import sha256_file, sha256_json
 from pipeline.mixed import stage
-from pipeline.mixed.choosing import choose
+from pipeline.mixed.choosing import choose, point_plan
 from pipeline.mixed.samples import Parts, parted, spread
 from pipeline.provenance import installed_versions
 from pipeline.runner import code_digest
@@ -146,7 +146,6 @@ class MixedBuild:
             InputError: there is no such point.
         """
         from calibrators.statistics import load_statistics
-        from pipeline.placement import make_plan
         from pipeline.quantize import QuantizeResult
         from pipeline.stages import FloatModel
 
@@ -158,12 +157,13 @@ class MixedBuild:
             inside = f"{stage.EQUALISED}/{path.name}"  # and the file of its weights, where they are in one
             files = {Path(name).name: digest for name, digest in found.files.items() if name.startswith(inside)}
             model = FloatModel(path, files, result.equalised_statistics, model.inputs)
-        plan = make_plan(model.path, result.placement(config, number))
+        plan = point_plan(result, model.path, config, number)
 
         def action(folder: Path) -> QuantizeResult:
             statistics, _ = load_statistics(model.statistics)
             return choose(
                 result,
+                plan,
                 model.path,
                 statistics,
                 self.calibrator,
@@ -222,6 +222,15 @@ def manifest_entry(result: stage.MixedResult, number: int | None, seconds: float
         "reached": result.reached,
         "point": point.number,
         "restored": list(point.restored),
+        "given_back": [
+            {
+                "nodes": list(unit.nodes),
+                "cost": unit.cost,
+                "sqnr_before_db": unit.sqnr_before_db,
+                "sqnr_after_db": unit.sqnr_after_db,
+            }
+            for unit in result.given_back(number)
+        ],
         "repairs": sum(record.kept for record in result.repairs) if point.repaired else 0,
         "unit": result.unit,
         "search_samples": result.search_samples,

@@ -24,13 +24,42 @@ if TYPE_CHECKING:
     from pipeline.placement.plan import PlacementPlan
     from pipeline.quantize import QuantizeResult
 
-__all__ = ["choose", "write_repaired"]
+__all__ = ["choose", "point_plan", "write_repaired"]
+
+GIVEN_BACK = "mixed-precision"
+"""In the place of a rule's name: of the nodes that the search gave back to float."""
 
 _LARGEST_FILE = 2_000_000_000
 
 
+def point_plan(
+    result: MixedResult, model: Path, config: PlacementConfig, number: int | None = None
+) -> PlacementPlan:
+    """The placement of a point of the search; its decisions say of each node given back to float why it was.
+
+    Args:
+        model: what the point is made from, as for :func:`choose`.
+        config: the placement that the search started from.
+
+    Raises:
+        InputError: there is no such point.
+    """
+    from pipeline.placement import make_plan
+
+    plan = make_plan(model, result.placement(config, number))
+    reasons = result.reasons(number)
+    decisions = tuple(
+        decision.model_copy(update={"rule": GIVEN_BACK, "reason": reasons[decision.node]})
+        if decision.node in reasons
+        else decision
+        for decision in plan.decisions
+    )
+    return plan.model_copy(update={"decisions": decisions})
+
+
 def choose(
     result: MixedResult,
+    plan: PlacementPlan,
     model: Path,
     statistics: Mapping[str, TensorStatistics],
     calibrator: Calibrator,
@@ -43,20 +72,18 @@ def choose(
     """Quantise the network as a point of the search says: the quantise stage's files, in ``folder``.
 
     Args:
+        result: of :func:`run`, with its folder.
+        plan: the point's, from :func:`point_plan`.
         model, statistics: what the search was given; for an equalised point ``result.equalised_model`` and the
             statistics in ``result.equalised_statistics``.
-        result: of :func:`run`, with its folder.
         number: of the point; None: the one that was taken.
 
     Raises:
         InputError: no such point, or the search's files are damaged.
     """
     from pipeline import quantize
-    from pipeline.placement import make_plan
 
     point = result.point(number)
-    placement = result.placement(config, number)
-    plan = make_plan(model, placement)
     repairs = load_repairs(result.folder / REPAIRS) if point.repaired else Repairs()
     network = Network(model, config, statistics, calibrator)
     repaired = folder / "repaired.onnx"
@@ -68,7 +95,7 @@ def choose(
             statistics,
             network.chosen(repairs),
             folder=folder,
-            config=placement,
+            config=result.placement(config, number),
             progress=progress,
         )
     finally:

@@ -16,6 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from pipeline.core.errors import InputError
 from pipeline.mixed.candidate import Candidate
 from pipeline.records import Record
@@ -59,6 +61,14 @@ class Sensitivity(Record):
     noise_before: float
     """Output error energy over signal energy, everything in INT8."""
     noise_after: float
+
+    @property
+    def sqnr_before_db(self) -> float:
+        return _decibels(self.noise_before)
+
+    @property
+    def sqnr_after_db(self) -> float:
+        return _decibels(self.noise_after)
 
     @property
     def gain_per_cost(self) -> float:
@@ -107,6 +117,11 @@ def sensitivities(units: Sequence[Unit], base: Candidate, evaluator: Evaluator, 
         found.append(Sensitivity(nodes=unit.nodes, cost=unit.cost, noise_before=before, noise_after=after))
         task.advance()
     return found
+
+
+def _decibels(noise: float) -> float:
+    """The SQNR that :func:`_noise` came from."""
+    return float(-10.0 * np.log10(noise))
 
 
 def _noise(figures: Figures) -> float:

@@ -91,6 +91,25 @@ class MixedResult(StageResult):
         restored = self.point(number).restored
         return config.model_copy(update={"exclude": (*config.exclude, *restored)})
 
+    def given_back(self, number: int | None = None) -> tuple[Sensitivity, ...]:
+        """The measured units that a point has in float: what each one does alone, in the order of the network."""
+        restored = set(self.point(number).restored)
+        return tuple(unit for unit in self.sensitivities if restored.issuperset(unit.nodes))
+
+    def reasons(self, number: int | None = None) -> dict[str, str]:
+        """Of each node that a point has back in float, why the search gave it back."""
+        texts = {}
+        for unit in self.given_back(number):
+            alone = "alone" if len(unit.nodes) == 1 else f"together with {len(unit.nodes) - 1} neighbours"
+            cost = f"{unit.cost:.4g} ms" if self.unit == "ms" else f"{unit.cost:,.0f} {self.unit} in float"
+            text = (
+                f"given back to float by the search for {self.target}: {alone} it takes the SQNR on "
+                f"{self.search_samples} search samples from {unit.sqnr_before_db:.2f} to {unit.sqnr_after_db:.2f} dB, "
+                f"at a cost of {cost}"
+            )
+            texts.update(dict.fromkeys(unit.nodes, text))
+        return texts
+
     def sentence(self) -> str:
         """What came out, in one line."""
         point = self.point()

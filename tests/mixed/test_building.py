@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -112,10 +113,45 @@ def test_the_artifact_meets_the_target_and_says_how(inputs: Path, searched: Path
     x = np.load(inputs / "data.npz")["x"]
     assert sqnr(searched, x[20:]) > 31.5
     assert sqnr(searched, x[numbers]) > 28
-    placement = json.loads(artifact.path("placement.json").read_text())
-    excluded = {item["node"] for item in placement["decisions"] if item["reason"] == "excluded by the user"}
-    assert excluded == set(built["restored"])
     assert "## Mixed precision" in artifact.path("reports/summary.md").read_text()
+
+
+def test_explain_says_that_the_search_gave_nodes_back(inputs: Path, searched: Path) -> None:
+    """And not that the user had excluded them; with what each of them does for the target, as in the manifest."""
+    shutil.copytree(searched, copy := searched.with_name("explained"))
+    (first, *_) = Artifact.open(copy).manifest.mixed["restored"]
+    outside = [node.name for node in onnx.load(inputs / "net.onnx").graph.node if node.op_type == "Gemm"]
+    mine = quantize(*arguments(inputs, copy, "--min-sqnr", "32dB", "--exclude", *outside))
+    assert mine.code == 0, mine.stderr
+    entry = Artifact.open(copy).manifest.mixed
+    shown = json.loads(quantize("explain", copy, "--float", "--json").stdout)
+    by_user = {item["node"] for item in shown if item["reason"] == "excluded by the user"}
+    assert by_user == set(outside)
+    given_back = {item["node"]: item for item in shown if item["rule"] == "mixed-precision"}
+    assert set(given_back) == set(entry["restored"]) != set()
+    measured = {node: unit for unit in entry["given_back"] for node in unit["nodes"]}
+    assert set(measured) == set(given_back)
+    for node, item in given_back.items():
+        unit = measured[node]
+        assert item["reason"] == (
+            "given back to float by the search for SQNR of at least 32 dB: alone it takes the SQNR on 12 search "
+            f"samples from {unit['sqnr_before_db']:.2f} to {unit['sqnr_after_db']:.2f} dB, at a cost of "
+            f"{unit['cost']:,.0f} MACs in float"
+        )
+        assert unit["sqnr_after_db"] > unit["sqnr_before_db"]
+    assert first in json.loads(quantize("explain", searched, first, "--json").stdout)[0]["node"]
+
+
+def test_a_point_is_planned_once(inputs: Path, searched: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the plan of the whole build: the search's own are made in its stage, which is unchanged."""
+    from pipeline import placement
+
+    planned: list[Path] = []
+    original = placement.make_plan
+    monkeypatch.setattr(placement, "make_plan", lambda *args: (planned.append(args[0]), original(*args))[1])
+    shutil.copytree(searched, copy := searched.with_name("planned"))
+    assert quantize(*arguments(inputs, copy, "--choose", "1")).code == 0
+    assert len(planned) == 2
 
 
 def test_inspect_shows_the_table(searched: Path) -> None:

@@ -53,8 +53,8 @@ def _search(setting, folder, target, **options):
 
 def _choose(result, setting, folder, **options):
     folder.mkdir()
-    done = mixed.choose(result, *setting.arguments(), folder=folder, config=setting.config, **options)
-    plan = make_plan(setting.model, result.placement(setting.config, options.get("number")))
+    plan = choosing.point_plan(result, setting.model, setting.config, options.get("number"))
+    done = mixed.choose(result, plan, *setting.arguments(), folder=folder, config=setting.config, **options)
     return done.at(folder), plan
 
 
