@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from pipeline.core.errors import InputError, ToolError, did_you_mean
-from pipeline.core.ort import cpu_threads, make_session
+from pipeline.core.ort import cpu_threads
+from pipeline.core.ort_capture import CaptureSession, open_capture
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -105,8 +106,9 @@ class ActivationPass:
         inputs = graph_inputs(proto)
         self._captured = [name for name in self.tensors if name not in inputs]
         self._session = self._open(proto)
-        self._inputs = {value.name: value for value in self._session.get_inputs()}
-        types = {value.name: value.type for value in (*self._session.get_outputs(), *self._inputs.values())}
+        self._inputs = {value.name: value for value in self._session.session.get_inputs()}
+        types = {value.name: value.type for value in (*self._session.session.get_outputs(), *self._inputs.values())}
+        types |= {name: types[output] for name, output in zip(self._captured, self._session.outputs, strict=True)}
         for name in self.tensors:
             if types[name] not in _FLOATS:
                 raise InputError(
@@ -143,13 +145,9 @@ class ActivationPass:
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
-    def _open(self, proto: Any = None) -> Any:
-        return make_session(
-            self._model if proto is None else proto,
-            capture=self._captured,
-            threads=max(1, self._cores // self._workers),
-            external_data_dir=self._model.parent,
-        )
+    def _open(self, proto: Any) -> CaptureSession:
+        threads = max(1, self._cores // self._workers)
+        return open_capture(proto, self._captured, threads=threads, external_data_dir=self._model.parent)
 
     def _fit(self) -> bool:
         """Let fewer batches be at work, with more threads each, when runs are larger than hoped; True when done so."""
@@ -157,7 +155,7 @@ class ActivationPass:
         if fitting == self._workers:
             return False
         self._workers = fitting
-        self._session = self._open()
+        self._session = self._open(read_graph(self._model))
         return True
 
     def _run(self, batch: Batch) -> BatchStatistics:
@@ -184,7 +182,7 @@ class ActivationPass:
         while start < count:
             feeds = {name: array[start:stop] for name, array in batch.feeds.items()} if self._cut else batch.feeds
             try:
-                outputs = list(self._session.run(self._captured, feeds))
+                outputs = self._session.run(feeds)
             except Exception as error:
                 if _OUT_OF_RANGE in str(error):
                     raise self._bad_index(batch, error) from error
@@ -208,7 +206,7 @@ class ActivationPass:
             for row, sample in enumerate(batch.samples):
                 try:
                     feeds = {name: array[row : row + 1] for name, array in batch.feeds.items()}
-                    self._session.run(self._captured, feeds)
+                    self._session.run(feeds)
                 except Exception as own:
                     words = str(own).rpartition("Error Message: ")[2] or str(own)
                     where = f"sample {sample}"

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from calibrators import TensorStatistics, load_statistics, save_statistics
 from pipeline import activations, calibrate
 from pipeline.core.errors import InputError, ToolError
 from pipeline.core.ort import make_session
+from pipeline.core.ort_capture import open_capture
 from pipeline.data import Batch
 
 TENSORS = ("x", "conv", "relu", "pooled", "y")
@@ -166,7 +168,7 @@ def test_the_cut_depends_on_the_batch_alone(model: Path, tmp_path: Path, monkeyp
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_bits_do_not_depend_on_threads(model: Path, tmp_path: Path, threads: int) -> None:
-    files = []
+    files: list[Path] = []
     for number in (threads, 1):
         folder = tmp_path / f"{number}-{len(files)}"
         files.append(calibrate.run(model, TENSORS, batches(data()), folder=folder, threads=number).statistics_path)
@@ -178,16 +180,16 @@ def test_large_runs_let_fewer_batches_work_at_once(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: int
 ) -> None:
     monkeypatch.setattr(activations, "_HELD_BYTES", held)
-    threads: list[int] = []
-    original = activations.make_session
+    used: list[int] = []
+    original = open_capture
 
-    def spied(*args: object, **kwargs: object) -> object:
-        threads.append(kwargs["threads"])  # type: ignore[arg-type]
-        return original(*args, **kwargs)  # type: ignore[arg-type]
+    def spied(*args: Any, threads: int, **kwargs: Any) -> object:
+        used.append(threads)
+        return original(*args, threads=threads, **kwargs)
 
-    monkeypatch.setattr(activations, "make_session", spied)
+    monkeypatch.setattr(activations, "open_capture", spied)
     result = calibrate.run(model, TENSORS, batches(data()), folder=tmp_path / "few", threads=4)
-    assert threads == [1, 4], "from four batches with a thread each to one batch with four threads"
+    assert used == [1, 4], "from four batches with a thread each to one batch with four threads"
     assert load_statistics(result.statistics_path)[0]["x"] == expected(model, data())["x"]
 
 

@@ -32,6 +32,7 @@ def make_session(
     providers: Sequence[Any] = ("CPUExecutionProvider",),
     external_data_dir: Path | None = None,
     spin: bool = True,
+    save_optimised: Path | None = None,
 ) -> Any:
     """An ``onnxruntime.InferenceSession`` whose outputs are the graph's own and then ``capture``, in that order.
 
@@ -45,6 +46,7 @@ def make_session(
         threads: intra-op threads; None takes :func:`cpu_threads`.
         external_data_dir: where external weights of a ``ModelProto`` lie; a path brings its own folder.
         spin: False lets idle threads sleep at once, for callers that compute something else between runs.
+        save_optimised: where to write the graph as optimised for this machine.
 
     Raises:
         InputError: the file is missing or no ONNX model, or a tensor in ``capture`` does not exist.
@@ -62,6 +64,8 @@ def make_session(
     options.add_session_config_entry("session.disable_quant_qdq", "1")
     if not spin:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    if save_optimised is not None:
+        options.optimized_model_filepath = str(save_optimised)
     if isinstance(model, (str, Path)):
         path = Path(model)
         external_data_dir = path.parent
