@@ -279,8 +279,6 @@ class MixedConfig(_Config):
         given = [_flag(kind) for kind, text in self._targets() if text is not None]
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)} are given; a search has one target")
-        if self.layer_times is not None and not self.wanted:
-            raise ValueError("--layer-times is for a search: give --max-drop, --min-sqnr or --min-agreement as well")
         _ = self.target  # its own message
         return self
 

@@ -6,7 +6,6 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from pipeline.artifact import CalibrationRecord, DataOptions, DataRecord, Manifest, SourceRecord
-from pipeline.config import beyond_profiles
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,8 +48,13 @@ def manifest(
     source: DataSource,
     split: Split,
     calibrator: Calibrator,
+    said: Sequence[str],
 ) -> Manifest:
-    """Everything about a build but the files, which the package stage hashes."""
+    """Everything about a build but the files, which the package stage hashes.
+
+    Args:
+        said: warnings of the build as a whole, beside those of its stages.
+    """
     export, calibration = exported.result, calibrated.result
     return Manifest(
         name=config.name or config.out.absolute().name,
@@ -89,7 +93,7 @@ def manifest(
                     *source.notes,
                     *split.notes,
                     *prepared.result.warnings,
-                    *beyond_profiles(config.profiles, calibration.largest),
+                    *said,
                     *calibration.warnings,
                     *quantized.result.warnings,
                 )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 from pipeline import artifact as layout
 from pipeline import package
 from pipeline.artifact import WORK, Artifact, engine_folder
+from pipeline.combinations import check_options, idle_for_model
 from pipeline.config import beyond_profiles, check_profiles, validated
 from pipeline.core.errors import CheckFailed, InputError
 from pipeline.core.files import sha256_file
@@ -96,7 +97,8 @@ class Build:
 
         calibrator = calibrators.get(self.config.calibrator.name, self.config.calibrator.params)
         targets = self.targets()
-        self.check_paths()
+        check_options(self.config, self.engine_options, targets)
+        self.check_early()
         wanted = self.mixed_target()
         package.check_folder(self.out, force=self.force)
         with self.runner.locked():
@@ -111,8 +113,10 @@ class Build:
             if self.config.equalise:
                 prepared = self.equalise(prepared, source, split)
             plan = self.plan(prepared)
+            said = idle_for_model(self.config, prequantized=plan.prequantized, opset=exported.result.opset)
             calibrated = self.calibrate(prepared, plan, source, split)
-            for text in beyond_profiles(self.config.profiles, calibrated.result.largest):
+            said += beyond_profiles(self.config.profiles, calibrated.result.largest)
+            for text in said:
                 self.progress.warn(text)
             aside, mixed = split.verification, None
             if wanted is None:
@@ -128,7 +132,7 @@ class Build:
             built = {target: self.compile(quantized, target) for target in targets}
             verified = self.verify(model, quantized, plan, source, aside, labels, held_aside=split.held_aside)
             record = manifest(
-                self.config, exported, prepared, calibrated, quantized, built, verified, source, split, calibrator
+                self.config, exported, prepared, calibrated, quantized, built, verified, source, split, calibrator, said
             )
             files = self.files(model, quantized, built, verified)
             if mixed is not None:
@@ -173,19 +177,32 @@ class Build:
                 )
         return self.config.targets or default_targets()
 
-    def check_paths(self) -> None:
-        """What can be found wrong at once, before a model is loaded."""
-        if self.config.labels is not None and not self.config.labels.is_file():
-            raise InputError(f"labels {self.config.labels} do not exist")
-        if self.config.calibration is not None and not self.config.calibration.is_file():
+    def check_early(self) -> None:
+        """What files and names show to be wrong at once, before a model is loaded.
+
+        Raises:
+            InputError: a file that is not there or not what it should be, preprocessing of arrays, or the name of a
+                placement rule that does not exist.
+        """
+        from pipeline.data import check_source
+        from pipeline.placement.rule import rules_in_force
+
+        config = self.config
+        check_source(config.data, config.preprocess)
+        rules_in_force(config.placement.rules_off)
+        if config.labels is not None and not config.labels.is_file():
+            raise InputError(f"labels {config.labels} do not exist")
+        if config.calibration is not None and not config.calibration.is_file():
             raise InputError(
-                f"calibration {self.config.calibration} does not exist", remedy="`quantize calibrate` writes one"
+                f"calibration {config.calibration} does not exist", remedy="`quantize calibrate` writes one"
             )
-        for path in self.config.mixed.layer_times or ():
-            if not path.is_file():
-                raise InputError(
-                    f"layer times {path} do not exist", remedy="`quantize inspect --engine --batch --json` prints them"
-                )
+        cache = self.engine_options.calibration_cache
+        if cache is not None and not cache.is_file():
+            raise InputError(f"calibration cache {cache} does not exist", remedy="name the file that --implicit reads")
+        if config.mixed.layer_times is not None:
+            from pipeline.mixed.times import node_times
+
+            node_times(*config.mixed.layer_times)
 
     def export(self) -> Finished[ExportResult]:
         from pipeline import export

@@ -42,7 +42,6 @@ def test_target_of_mixed_precision(mixed: dict[str, object], text: str) -> None:
         ({"min_sqnr": "20", "min_agreement": "99%"}, "--min-sqnr and --min-agreement are given; a search has one"),
         ({"min_sqnr": "20%"}, "--min-sqnr '20%' is not a number such as 20dB"),
         ({"min_sqnr": True}, "mixed.min_sqnr: Input should be a valid string"),
-        ({"layer_times": ["a.json", "b.json"]}, "--layer-times is for a search: give --max-drop, --min-sqnr or"),
         ({"choose": -1}, "mixed.choose: Input should be greater than or equal to 0"),
         ({"min_sqr": "20"}, "unknown key 'mixed.min_sqr'; did you mean 'min_sqnr'?"),
     ],

@@ -104,7 +104,9 @@ def command(
     progress = make_progress(quiet=quiet, verbose=verbose)
     engine = options_from(flags)
     if artifact is not None:
-        _compile(artifact, engine, flags, progress, fastest=fastest, as_json=as_json)
+        _compile(
+            artifact, engine, {**flags, "force": force, "fresh": fresh}, progress, fastest=fastest, as_json=as_json
+        )
         return
     if fastest:
         raise InputError(
@@ -130,21 +132,26 @@ def _compile(
     artifact: Path, options: BuildOptions, flags: dict[str, Any], progress: Progress, *, fastest: bool, as_json: bool
 ) -> None:
     """``--from``: imports nothing that a serving machine lacks."""
+    from pipeline.combinations import check_engine_options
     from pipeline.config import Profile
-    from pipeline.engine.from_artifact import build_from_artifact
+    from pipeline.engine.from_artifact import build_from_artifact, check_target
 
     other = [key for key, value in flags.items() if _is_given(value) and key not in ("profiles", "targets")]
     if other:
         raise InputError(
-            f"--from takes --target, --profile and engine options only, not {other[0]}",
+            f"--from takes --target, --profile and engine options only, not {_typed(other[0])}",
             remedy="everything else is decided in the artifact; build it anew to change that",
         )
+    targets = flags["targets"] or ("tensorrt",)
+    for target in targets:
+        check_target(target, fastest=fastest)
+    check_engine_options(options, targets)
     try:
         profiles = [Profile.parse(text) for text in flags["profiles"]]
     except ValueError as error:
         raise InputError(f"--profile: {error}") from error
     results = []
-    for target in flags["targets"] or ("tensorrt",):
+    for target in targets:
         result = build_from_artifact(
             artifact, target=target, options=options, profiles=profiles, fastest=fastest, progress=progress
         )
@@ -177,6 +184,8 @@ def _merge(values: dict[str, Any], flags: dict[str, Any], origin: str) -> dict[s
         own = base.get("params") if isinstance(base, dict) else None
         merged["calibrator"] = _over(base, {"params": _over(own, params)})
     mixed = {field: given.pop(key) for key, field in MIXED.items() if key in given}
+    if engine := given.pop("engine", None):
+        merged["engine"] = _over(merged.get("engine"), engine)
     if mixed:
         merged["mixed"] = _over(merged.get("mixed"), mixed)
     if placement:
@@ -195,6 +204,12 @@ def _merge(values: dict[str, Any], flags: dict[str, Any], origin: str) -> dict[s
                 remedy="give it on the command line or as a key of the configuration (-c)",
             )
     return merged
+
+
+def _typed(name: str) -> str:
+    """A parameter as the user typed it, such as ``--rule-off`` for ``rules_off``."""
+    (parameter,) = (item for item in command.params if item.name == name)
+    return parameter.opts[-1] if isinstance(parameter, click.Option) else name.upper()
 
 
 def _is_given(value: Any) -> bool:

@@ -65,7 +65,7 @@ class Preparation:
 
     def begin(self) -> None:
         """Export, prepare, split and calibrate."""
-        self.build.check_paths()
+        self.build.check_early()
         self.exported: Finished[ExportResult] = self.build.export()
         self.source, self.split = self._data(self.exported.result)
         self.labels = self._labels()

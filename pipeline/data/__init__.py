@@ -2,7 +2,7 @@
 
 from pipeline.data.batching import Batch, batched, static_batch
 from pipeline.data.labels import load_labels
-from pipeline.data.opening import open_source
+from pipeline.data.opening import check_source, open_source
 from pipeline.data.repeating import open_again
 from pipeline.data.source import DataSource, Sample
 from pipeline.data.splitting import Split, select, split, split_source
@@ -13,6 +13,7 @@ __all__ = [
     "Sample",
     "Split",
     "batched",
+    "check_source",
     "load_labels",
     "open_again",
     "open_source",

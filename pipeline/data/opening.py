@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,13 +13,13 @@ from pipeline.data.images import IMAGE_SUFFIXES, ImageFolder
 from pipeline.usercode import parse_code
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from pipeline.config import Preprocess
     from pipeline.data.source import DataSource
     from pipeline.records import TensorSpec
 
-__all__ = ["open_source"]
+__all__ = ["check_source", "open_source"]
 
 
 def open_source(spec: str, inputs: Sequence[TensorSpec], preprocess: Preprocess | None) -> DataSource:
@@ -32,9 +33,23 @@ def open_source(spec: str, inputs: Sequence[TensorSpec], preprocess: Preprocess 
     Raises:
         InputError: nothing is there, it is of no known kind, or it does not fit the model's inputs.
     """
+    return _found(spec, preprocess)(inputs)
+
+
+def check_source(spec: str, preprocess: Preprocess | None) -> None:
+    """What is wrong with ``spec`` and ``preprocess`` by themselves, before the model is known.
+
+    Raises:
+        InputError: nothing is there, it is of no known kind, or preprocessing is declared for arrays.
+    """
+    _found(spec, preprocess)
+
+
+def _found(spec: str, preprocess: Preprocess | None) -> Callable[[Sequence[TensorSpec]], DataSource]:
+    """What opens ``spec`` for a model's inputs."""
     path = Path(spec).expanduser()
     if path.is_dir():
-        return ImageFolder(path, inputs, preprocess)
+        return lambda inputs: ImageFolder(path, inputs, preprocess)
     code = None if path.exists() else parse_code(spec)
     if preprocess is not None and (code is not None or (path.exists() and path.suffix in (".npy", ".npz"))):
         raise InputError(
@@ -42,15 +57,15 @@ def open_source(spec: str, inputs: Sequence[TensorSpec], preprocess: Preprocess 
             remedy="leave --preprocess out and give the arrays as the model takes them",
         )
     if code is not None:
-        return CallableSource(code, inputs)
+        return partial(CallableSource, code)
     if not path.exists():
         raise InputError(
             f"--data {spec} does not exist", remedy="give a folder of images, an .npy or .npz file, or file.py:callable"
         )
     if path.suffix == ".npy":
-        return NpyFile(path, inputs)
+        return partial(NpyFile, path)
     if path.suffix == ".npz":
-        return NpzFile(path, inputs)
+        return partial(NpzFile, path)
     remedy = "give a folder of images, an .npy or .npz file, or file.py:callable"
     if path.suffix == ".py":
         remedy = f"name the callable in it: {spec}:NAME"

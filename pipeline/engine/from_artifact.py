@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from pipeline.core.progress import Progress
 
-__all__ = ["ArtifactBuild", "build_from_artifact"]
+__all__ = ["ArtifactBuild", "build_from_artifact", "check_target"]
 
 _TOLERANCE = 0.1
 _COPY_AGAIN = "copy the artifact again, or build it again"
@@ -78,13 +78,7 @@ def build_from_artifact(
         CheckFailed: the graphs or the samples are not what the manifest says, or an engine's outputs differ.
         ToolError: TensorRT failed.
     """
-    if target not in MODULES:
-        raise InputError(
-            f"there is no engine to build for the target {target}: it is the Q/DQ graph, {INT8_MODEL} in the artifact",
-            remedy=f"known targets with an engine: {', '.join(MODULES)}",
-        )
-    if fastest:
-        require_fp16(target)
+    check_target(target, fastest=fastest)
     artifact = Artifact.open(folder)
     model, samples = _unchanged_model(artifact, INT8_MODEL), artifact.unchanged(SAMPLES, remedy=_COPY_AGAIN)
     float_model = _unchanged_model(artifact, FP32_MODEL) if fastest else None
@@ -120,6 +114,21 @@ def build_from_artifact(
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return done
+
+
+def check_target(target: str, *, fastest: bool = False) -> None:
+    """Whether there is an engine to build for ``target``, and with ``fastest`` an FP16 one beside it.
+
+    Raises:
+        InputError: there is none.
+    """
+    if target not in MODULES:
+        raise InputError(
+            f"there is no engine to build for the target {target}: it is the Q/DQ graph, {INT8_MODEL} in the artifact",
+            remedy=f"known targets with an engine: {', '.join(MODULES)}",
+        )
+    if fastest:
+        require_fp16(target)
 
 
 def _unchanged_model(artifact: Artifact, name: str) -> Path:

@@ -229,6 +229,7 @@ def test_the_option_reaches_the_build(card: SimpleNamespace, tmp_path: Path, mon
         return ArtifactBuild(target=target, engine=record(), check=None, fastest=choices if fastest else None)
 
     monkeypatch.setattr(from_artifact, "build_from_artifact", fake)
+    monkeypatch.setattr(from_artifact, "require_fp16", lambda target: None)
     shown = CliRunner().invoke(build.command, ["--from", str(artifact.folder), "--fastest", "-q"]).output
     assert "profile x=1x3,1x3,1x3: INT8 0.4500 ms, float 0.2500 ms: float is faster; float serves it" in shown
     assert "serves" not in CliRunner().invoke(build.command, ["--from", str(artifact.folder), "-q"]).output

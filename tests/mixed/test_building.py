@@ -74,11 +74,16 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def arguments(inputs: Path, out: Path, *more: str | Path) -> list[str | Path]:
+def plain_arguments(inputs: Path, out: Path, *more: str | Path) -> list[str | Path]:
     return [
         "build", inputs / "net.onnx", "--data", inputs / "data.npz", "--out", out, "--profile", PROFILE,
-        "--target", "onnx", "--samples", "20", "--calibrator", "minmax", "--search-samples", "12", *more,
+        "--target", "onnx", "--samples", "20", "--calibrator", "minmax", *more,
     ]  # fmt: skip
+
+
+def arguments(inputs: Path, out: Path, *more: str | Path) -> list[str | Path]:
+    """Of a search."""
+    return plain_arguments(inputs, out, "--search-samples", "12", *more)
 
 
 @pytest.fixture(scope="module")
@@ -339,10 +344,10 @@ def uneven(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _uneven_arguments(uneven: Path, out: Path, *more: str) -> list[str | Path]:
     profile = "x=1x16x8x8,2x16x8x8,4x16x8x8"
-    return [*arguments(uneven, out), "--profile", profile, "--samples", "20", *more]
+    return [*plain_arguments(uneven, out), "--profile", profile, "--samples", "20", *more]
 
 
-@pytest.mark.parametrize("flags", [["--equalise"], ["--min-sqnr", "33dB"]], ids=["option", "repair"])
+@pytest.mark.parametrize("flags", [["--equalise"], ["--min-sqnr", "33dB", "--search-samples", "12"]], ids=["option", "repair"])
 def test_equalised_channels(uneven: Path, tmp_path: Path, flags: list[str]) -> None:
     args = _uneven_arguments(uneven, tmp_path / "net", *flags)
     del args[args.index("--profile") : args.index("--profile") + 2]

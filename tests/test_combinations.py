@@ -1,0 +1,241 @@
+"""Options of `quantize build` that do nothing in a combination are refused before any work, by one table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner
+from onnx import TensorProto, helper, numpy_helper
+
+from pipeline import combinations
+from pipeline.artifact import Artifact
+from pipeline.cli.build import command
+from pipeline.combinations import DEPENDENT, check_engine_options, check_options
+from pipeline.config import BuildConfig
+from pipeline.core.errors import InputError
+from pipeline.engine import from_artifact
+from pipeline.engine.records import BuildOptions
+from tests.compare.networks import classifier, images
+
+PROFILE = "x=1x3x8x8,4x3x8x8,8x3x8x8"
+NEVER_IDLE = {
+    "MODEL", "--config", "--data", "--out", "--name", "--input", "--profile", "--target", "--opset", "--calibrator",
+    "--percentile", "--ema-alpha", "--ema-decay", "--quantile", "--cutoff", "--calibration", "--samples",
+    "--verify-samples", "--batch-size", "--preprocess", "--labels", "--include", "--exclude", "--rule-off",
+    "--equalise", "--precision", "--max-drop", "--min-sqnr", "--min-agreement", "--choose", "--from", "--fastest",
+    "--force", "--fresh", "--json", "--quiet", "--verbose",
+}  # fmt: skip
+"""Each of these has an effect in every combination of options that is not refused by a message of its own: parameters
+of another calibrator, --input with an .onnx file, --preprocess with arrays, --fastest without --from, --choose with
+--fresh. What has none for a model that came quantised, or is of another opset, is a warning."""
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("inputs")
+    classifier(folder / "m.onnx")
+    np.save(folder / "data.npy", images(24))
+    (folder / "cal.npz").write_bytes(b"")
+    return folder
+
+
+def run(inputs: Path, out: Path, *more: str | Path, target: str = "onnx", model: str = "m.onnx") -> tuple[int, str]:
+    arguments = [inputs / model, "--data", inputs / "data.npy", "--out", out, "--target", target, "--profile", PROFILE]
+    result = CliRunner().invoke(command, [str(item) for item in (*arguments, *more)])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, " ".join(result.output.split())
+
+
+def test_the_table_and_the_list_have_every_option() -> None:
+    typed = {item.opts[0] if item.name != "model" else "MODEL" for item in command.params}
+    typed = {"--config" if flag == "-c" else {"-q": "--quiet", "-v": "--verbose"}.get(flag, flag) for flag in typed}
+    dependent = {option.flag for option in DEPENDENT if option.flag}
+    assert not dependent & NEVER_IDLE
+    assert typed == dependent | NEVER_IDLE
+    keys = {option.key for option in DEPENDENT}
+    assert {f"engine.{name}" for name in BuildOptions.model_fields} <= keys
+
+
+ONNX_ALONE = [
+    ("--fp16",), ("--half-inputs",), ("--implicit", "c.cache"), ("--workspace", "1G"), ("--optimization-level", "3"),
+    ("--tactic-source", "CUBLAS"), ("--version-compatible",), ("--hardware-compatibility", "ampere_plus"),
+    ("--compute-capability", "8.6"), ("--timing-iterations", "4"), ("--timing-cache",), ("--no-timing-cache",),
+    ("--timing-cache-folder", "here"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("flags", ONNX_ALONE, ids=lambda flags: flags[0])
+def test_engine_options_without_an_engine(flags: tuple[str, ...], inputs: Path, tmp_path: Path) -> None:
+    code, said = run(inputs, tmp_path / "out", *flags)
+    name = flags[0].replace("--no-", "--")
+    assert code == 2
+    assert f"{name} has no effect here: it is for" in said
+    assert "; this builds for onnx" in said
+    assert f"or leave {name} out" in said
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--search-samples", "32"), "it is for a search for mixed precision give --max-drop, --min-sqnr or"),
+        (("--layer-times", "a.json", "b.json"), "it is for a search for mixed precision"),
+        (("--calibration", "cal.npz", "--on-nonfinite", "skip"), "the pass over the data, which --calibration takes"),
+        (("--calibration", "cal.npz", "--device", "cuda"), "leave --calibration out to make the pass, or leave --dev"),
+    ],
+)
+def test_options_of_what_is_not_done(flags: tuple[str, ...], said: str, inputs: Path, tmp_path: Path) -> None:
+    flags = tuple(str(inputs / "cal.npz") if flag == "cal.npz" else flag for flag in flags)
+    code, found = run(inputs, tmp_path / "out", *flags)
+    assert code == 2
+    assert said in found
+    assert not (tmp_path / "out").exists()
+
+
+def config(**values: Any) -> BuildConfig:
+    return BuildConfig.model_validate({"model": "m.onnx", "data": "d.npy", "out": "out", **values})
+
+
+def test_what_is_used_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(combinations, "load_api", lambda target: SimpleNamespace(check_options=lambda options: None))
+    searching = config(mixed={"min_sqnr": "20dB", "samples": 8, "layer_times": ["a", "b"]}, device="cuda")
+    check_options(searching, BuildOptions(), ("onnx",))
+    check_options(config(mixed={"choose": 1, "samples": 8}), BuildOptions(), ("onnx",))
+    both = ("tensorrt", "onnx")
+    check_options(config(), BuildOptions(avg_timing_iterations=4, timing_cache_folder=Path("t")), both)
+    check_engine_options(BuildOptions(workspace_bytes=1, compute_capabilities=("8.6",)), ("rtx",))
+    # Words and switches at their default ask for nothing.
+    quiet = config(calibration="c.npz", device="cpu", on_nonfinite="error")
+    check_options(quiet, BuildOptions(fp16=False, hardware_compatibility="none"), ("onnx",))
+
+
+def test_options_that_need_other_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(combinations, "load_api", lambda target: SimpleNamespace(check_options=lambda options: None))
+    for options, said in (
+        (BuildOptions(timing_cache=False, timing_cache_folder=Path("t")), "a timing cache, which --no-timing-cache"),
+        (BuildOptions(mark_how="doubled"), "engine.mark_how has no effect here: it is for tensors that the engine"),
+    ):
+        with pytest.raises(InputError) as caught:
+            check_engine_options(options, ("tensorrt",))
+        assert said in str(caught.value)
+    for options in (BuildOptions(avg_timing_iterations=4), BuildOptions(timing_cache=True)):
+        with pytest.raises(InputError, match="it is for target tensorrt; this builds for rtx, onnx"):
+            check_engine_options(options, ("rtx", "onnx"))
+
+
+def test_a_file_of_options_is_held_to_the_same(inputs: Path, tmp_path: Path) -> None:
+    (tmp_path / "build.yaml").write_text("mixed: {samples: 8}\nengine: {max_aux_streams: 1}\n")
+    code, said = run(inputs, tmp_path / "out", "-c", tmp_path / "build.yaml")
+    assert code == 2
+    assert "--search-samples has no effect here" in said
+    (tmp_path / "build.yaml").write_text("engine: {max_aux_streams: 1}\n")
+    code, said = run(inputs, tmp_path / "out", "-c", tmp_path / "build.yaml")
+    assert code == 2
+    assert "engine.max_aux_streams has no effect here: it is for building an engine" in said
+
+
+def test_an_engine_option_on_the_command_line_leaves_the_file_its_others(inputs: Path, tmp_path: Path) -> None:
+    (tmp_path / "build.yaml").write_text("engine: {max_aux_streams: 1}\n")
+    from pipeline.cli.build import _merge
+
+    flags = {"engine": {"workspace_bytes": 5}, "model": "m", "data": "d", "out": "o"}
+    assert _merge({"engine": {"max_aux_streams": 1}}, flags, "here")["engine"] == {
+        "max_aux_streams": 1,
+        "workspace_bytes": 5,
+    }
+
+
+# -- refusals that options alone decide come before any work ---------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flags", "target", "said"),
+    [
+        (("--fp16",), "rtx", "has no FP16 flag: an engine computes in the types that the graph has"),
+        (("--half-inputs",), "rtx", "takes inputs in the types that the graph has"),
+        (("--version-compatible",), "rtx", "cannot build version-compatible engines"),
+        (("--hardware-compatibility", "ampere_plus"), "rtx", "ignores the hardware compatibility level"),
+        (("--tactic-source", "CUBLAST"), "rtx", "has no tactic source 'CUBLAST'"),
+        (("--compute-capability", "1.0"), "rtx", "builds no engine for compute capability 1.0"),
+        (("--rule-off", "residul"), "onnx", "rules_off names the placement rule 'residul'"),
+        (("--preprocess", "imagenet"), "onnx", "preprocessing is declared, and --data"),
+        (("--data", "nowhere"), "onnx", "--data nowhere does not exist"),
+        (("--calibration", "nowhere.npz"), "onnx", "calibration nowhere.npz does not exist"),
+        (("--labels", "nowhere.csv"), "onnx", "labels nowhere.csv do not exist"),
+        (("--min-sqnr", "9", "--layer-times", "a.json", "b.json"), "onnx", "layer times a.json do not exist"),
+        (("--calibrator", "minmax", "--percentile", "99"), "onnx", "percentile"),
+    ],
+)
+def test_no_stage_runs_before_a_refusal(
+    flags: tuple[str, ...], target: str, said: str, inputs: Path, tmp_path: Path
+) -> None:
+    if target == "rtx":
+        pytest.importorskip("tensorrt_rtx")
+    code, found = run(inputs, tmp_path / "out", *flags, target=target)
+    assert code == 2
+    assert said in found
+    assert "export" not in found
+    assert not (tmp_path / "out").exists()
+
+
+def test_every_target_of_from_is_checked_before_the_first_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(from_artifact, "build_from_artifact", lambda *_, **__: pytest.fail("built"))
+    monkeypatch.setattr(combinations, "load_api", lambda target: SimpleNamespace(check_options=lambda options: None))
+    for flags, said in (
+        (["--target", "rtx", "--target", "onnx"], "there is no engine to build for the target onnx"),
+        (["--target", "rtx", "--timing-iterations", "4"], "--timing-iterations has no effect here"),
+        (["--force"], "--from takes --target, --profile and engine options only, not --force"),
+        (["--fresh"], "only, not --fresh"),
+        (["--rule-off", "residual"], "only, not --rule-off"),
+        (["model.onnx"], "only, not MODEL"),
+    ):
+        found = CliRunner().invoke(command, ["--from", str(tmp_path), *flags])
+        assert found.exit_code == 2
+        assert said in " ".join(found.output.split())
+
+
+# -- what depends on the model is a warning ----------------------------------------------------------------------------
+
+
+def quantised(path: Path) -> Path:
+    """Nx3x8x8 to Nx4x8x8: a convolution of an input and weights that came with Q/DQ pairs."""
+    scale, zero = numpy_helper.from_array(np.float32(0.05), "s"), numpy_helper.from_array(np.int8(0), "z")
+    weight = np.random.default_rng(0).integers(-127, 127, (4, 3, 1, 1)).astype(np.int8)
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"], name="q"),
+        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["d"], name="d"),
+        helper.make_node("DequantizeLinear", ["w", "s", "z"], ["v"], name="dw"),
+        helper.make_node("Conv", ["d", "v"], ["y"], name="conv", kernel_shape=[1, 1]),
+    ]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3, 8, 8])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 4, 8, 8])
+    graph = helper.make_graph(nodes, "g", [x], [y], [scale, zero, numpy_helper.from_array(weight, "w")])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+def test_options_that_the_model_makes_idle(inputs: Path, tmp_path: Path) -> None:
+    quantised(inputs / "qdq.onnx")
+    flags = ("--calibrator", "minmax", "--rule-off", "concat", "--opset", "14", "--on-nonfinite", "skip", "-q")
+    code, said = run(inputs, tmp_path / "out", *flags, model="qdq.onnx")
+    assert code == 0, said
+    quantised_text = (
+        "--calibrator, --on-nonfinite, --rule-off have no effect: the model came with Q/DQ nodes, whose placement and "
+        "scales are left as they are"
+    )
+    opset_text = "--opset 14 has no effect: the model has opset 17"
+    assert quantised_text in said
+    assert opset_text in said
+    warnings = Artifact.open(tmp_path / "out").manifest.warnings
+    assert quantised_text in warnings
+    assert any(text.startswith(opset_text) for text in warnings)
+    code, said = run(inputs, tmp_path / "float", "--calibrator", "minmax", "--opset", "17", "-q")
+    assert code == 0
+    assert "no effect" not in said
