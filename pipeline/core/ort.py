@@ -46,7 +46,8 @@ def make_session(
         threads: intra-op threads; None takes :func:`cpu_threads`.
         external_data_dir: where external weights of a ``ModelProto`` lie; a path brings its own folder.
         spin: False lets idle threads sleep at once, for callers that compute something else between runs.
-        save_optimised: where to write the graph as optimised for this machine.
+        save_optimised: where to write the graph as optimised for this machine. The session itself is not meant to be
+            run: its weights are not brought into the order that its kernels like best.
 
     Raises:
         InputError: the file is missing or no ONNX model, or a tensor in ``capture`` does not exist.
@@ -66,6 +67,7 @@ def make_session(
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     if save_optimised is not None:
         options.optimized_model_filepath = str(save_optimised)
+        options.add_session_config_entry("session.disable_prepacking", "1")
     if isinstance(model, (str, Path)):
         path = Path(model)
         external_data_dir = path.parent

@@ -11,6 +11,7 @@ in front of it. What is computed stays the same, bit for bit.
 
 from __future__ import annotations
 
+import math
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,8 +28,8 @@ _DOMAIN: Final = "com.microsoft.nchwc"
 _LARGEST_BLOCK: Final = 16
 """Channels; a multiple of it is not padded by a smaller block either."""
 _BLOCKED_OPERATORS: Final = ("Conv", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool")
-_LARGEST_MODEL: Final = 1 << 30
-"""Bytes with all weights: a protobuf file of 2 GiB and more cannot be written."""
+_MOST_WEIGHTS: Final = 1 << 28
+"""A GiB in float32: a protobuf file of 2 GiB and more cannot be written."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +68,9 @@ def _worth_it(proto: Any) -> bool:
 
     if not any(node.op_type in _BLOCKED_OPERATORS for node in proto.graph.node):
         return False
-    external = any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in proto.graph.initializer)
-    return not external and proto.ByteSize() <= _LARGEST_MODEL
+    if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in proto.graph.initializer):
+        return False
+    return sum(math.prod(tensor.dims) for tensor in proto.graph.initializer) <= _MOST_WEIGHTS
 
 
 def _open_blocked(proto: Any, capture: Sequence[str], threads: int, external_data_dir: Path) -> CaptureSession | None:
@@ -84,8 +86,7 @@ def _open_blocked(proto: Any, capture: Sequence[str], threads: int, external_dat
             )
             optimised = onnx.load(path)
             outputs = _without_conversions(optimised.graph, capture)
-            onnx.save(optimised, path)
-            return CaptureSession(make_session(path, optimise=False, threads=threads), outputs)
+        return CaptureSession(make_session(optimised, optimise=False, threads=threads), outputs)
     except Exception:
         return None
 
