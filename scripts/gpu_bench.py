@@ -32,7 +32,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from scripts.gpu_common import PACK
+from scripts.gpu_common import PACK, RIVALS
 from scripts.gpu_run import FASTEST, FIRST, VARIANTS, Bench
 
 
@@ -56,7 +56,7 @@ def main() -> None:
     one.add_argument(
         "--model", action="append", required=True, help="NAME=ARTIFACT[:MEAN:STD], numbers joined by commas"
     )
-    one.add_argument("--rival", action="append", default=[], help="MODEL:modelopt=FILE.onnx or MODEL:onnxruntime=...")
+    one.add_argument("--rival", action="append", default=[], help=f"MODEL:RIVAL=FILE.onnx; RIVAL: {', '.join(RIVALS)}")
     one.add_argument("--images", type=Path, required=True, help="folder with labels.csv (file,class_index)")
     one.add_argument("--skip", type=int, default=128, help="images calibrated on (evenly spaced), left out here")
     one.add_argument("--size", type=int, default=224)

@@ -15,8 +15,8 @@ import numpy as np
 __all__ = ["PACK", "RIVALS", "card", "differing", "normalised", "unpack"]
 
 PACK = "pack.tar"
-RIVALS = ("modelopt", "onnxruntime")
-"""Q/DQ graphs of other tools, given with --rival."""
+RIVALS = ("modelopt", "onnxruntime", "alternative")
+"""Q/DQ graphs of other tools, and of other placement rules, given with --rival."""
 
 
 def normalised(images: np.ndarray, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
