@@ -70,7 +70,8 @@ def _worth_it(proto: Any) -> bool:
         return False
     if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in proto.graph.initializer):
         return False
-    return sum(math.prod(tensor.dims) for tensor in proto.graph.initializer) <= _MOST_WEIGHTS
+    weights: int = sum(math.prod(tensor.dims) for tensor in proto.graph.initializer)
+    return weights <= _MOST_WEIGHTS
 
 
 def _open_blocked(proto: Any, capture: Sequence[str], threads: int, external_data_dir: Path) -> CaptureSession | None:
