@@ -10,8 +10,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from pydantic import Field
-
 from pipeline.artifact import CALIBRATION
 from pipeline.core.errors import InputError
 from pipeline.core.files import sha256_file, sha256_json
@@ -44,8 +42,9 @@ class CalibrationResult(StageResult):
     """Batches left out because an activation was NaN or infinite."""
     warnings: tuple[str, ...] = ()
     """One for each tensor whose values say little about its range."""
-    largest: dict[str, tuple[int, ...]] = Field(default_factory=dict)
-    """Of each model input the greatest size along every axis but the first; empty where statistics were taken."""
+    shapes: tuple[tuple[tuple[tuple[str, tuple[int, ...]], ...], int], ...] = ()
+    """Shapes of a sample's inputs, by name and without the batch axis, with the number of such samples; empty where
+    statistics were taken."""
 
     @property
     def statistics_path(self) -> Path:

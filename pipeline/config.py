@@ -30,7 +30,6 @@ __all__ = [
     "Preprocess",
     "Profile",
     "ShapeRange",
-    "beyond_profiles",
     "check_profiles",
     "load_config",
     "validated",
@@ -389,24 +388,6 @@ def _field_names(kind: Any, path: tuple[Any, ...]) -> list[str]:
         inner = [item for item in get_args(field.annotation) if item not in (type(None), ...)]
         kind = inner[0] if inner else field.annotation
     return list(getattr(kind, "model_fields", {}))
-
-
-def beyond_profiles(profiles: tuple[Profile, ...], largest: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
-    """A warning for each input whose calibration samples are larger than every profile allows.
-
-    Args:
-        largest: input name to the greatest size along every axis but the first.
-    """
-    warnings = []
-    for name, size in largest.items():
-        limits = [profile.inputs[name].max[1:] for profile in profiles if name in profile.inputs]
-        if limits and all(any(found > limit for found, limit in zip(size, most, strict=False)) for most in limits):
-            sizes, most_text = ("x".join(map(str, shape)) for shape in (size, max(limits)))
-            warnings.append(
-                f"calibration samples of the input {name!r} reach {sizes}, beyond every profile (up to {most_text}): "
-                "the engine will see no such samples, and ranges may differ from those it will see"
-            )
-    return tuple(warnings)
 
 
 def _key_given_twice(node: Any) -> str | None:

@@ -15,10 +15,11 @@ from pipeline import artifact as layout
 from pipeline import package
 from pipeline.artifact import WORK, Artifact, engine_folder
 from pipeline.combinations import check_options, idle_for_model
-from pipeline.config import beyond_profiles, check_profiles, validated
+from pipeline.config import check_profiles, validated
 from pipeline.core.errors import CheckFailed, InputError
 from pipeline.core.files import sha256_file
 from pipeline.core.progress import SILENT, Progress
+from pipeline.engine.profiles import Request, samples_outside
 from pipeline.engine.records import BuildOptions
 from pipeline.provenance import installed_versions, manifest
 from pipeline.records import StageResult
@@ -115,7 +116,7 @@ class Build:
             plan = self.plan(prepared)
             said = idle_for_model(self.config, prequantized=plan.prequantized, opset=exported.result.opset)
             calibrated = self.calibrate(prepared, plan, source, split)
-            said += beyond_profiles(self.config.profiles, calibrated.result.largest)
+            said += samples_outside(self.config.profiles, dict(calibrated.result.shapes))
             for text in said:
                 self.progress.warn(text)
             aside, mixed = split.verification, None
@@ -310,7 +311,7 @@ class Build:
         self, prepared: Finished[PrepareResult], plan: PlacementPlan, source: DataSource, split: Split
     ) -> Finished[CalibrationResult]:
         from pipeline import calibrate
-        from pipeline.data.batching import noting_sizes
+        from pipeline.data.batching import noting_shapes
 
         config = self.config
         tensors = plan.tensors
@@ -334,11 +335,11 @@ class Build:
         }
 
         def action(folder: Path) -> CalibrationResult:
-            largest: dict[str, tuple[int, ...]] = {}
+            seen: dict[Request, int] = {}
             result = calibrate.run(
                 prepared.result.model_path,
                 tensors,
-                noting_sizes(self.batches(source, split.calibration, prepared.result.inputs), largest),
+                noting_shapes(self.batches(source, split.calibration, prepared.result.inputs), seen),
                 folder=folder,
                 on_nonfinite=config.on_nonfinite,
                 device=config.device,
@@ -346,7 +347,7 @@ class Build:
                 total=len(split.calibration),
                 data_key=source.key(),
             )
-            return _read_from(result.model_copy(update={"largest": largest}), source)
+            return _read_from(result.model_copy(update={"shapes": tuple(seen.items())}), source)
 
         return self.runner.run("calibrate", calibrate.CalibrationResult, inputs, action, resumes=True)
 

@@ -14,8 +14,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from pipeline.artifact import Artifact, calibrator_text
 from pipeline.cli.build import command
-from pipeline.config import Profile, beyond_profiles, load_config
+from pipeline.config import Profile, load_config
 from pipeline.core.errors import InputError
+from pipeline.engine.profiles import samples_outside
 from pipeline.onnxfile import load_model
 from pipeline.prepare.names import one_line_names
 from tests.compare.networks import classifier, graph, images
@@ -67,12 +68,16 @@ def test_a_broken_weight_is_named(tmp_path: Path, data: Path, value: float, held
     assert f"the weight 'w1' holds {held}" in " ".join(found.stderr.split())
 
 
-def test_samples_beyond_every_profile_are_warned_of(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shape", [(3, 16, 12), (3, 6, 8)], ids=["larger", "smaller"])
+def test_samples_outside_every_profile_are_warned_of(shape: tuple[int, ...], tmp_path: Path) -> None:
     convolutions(tmp_path / "m.onnx")
-    np.save(tmp_path / "d.npy", np.random.default_rng(1).standard_normal((24, 3, 16, 12)).astype(np.float32))
+    np.save(tmp_path / "d.npy", np.random.default_rng(1).standard_normal((24, *shape)).astype(np.float32))
     found = built(tmp_path / "m.onnx", tmp_path / "d.npy", tmp_path / "out", "-q", profile=BIG)
     assert found.exit_code == 0, found.output
-    text = "calibration samples of the input 'x' reach 3x16x12, beyond every profile (up to 3x8x8)"
+    text = (
+        "18 of 18 calibration samples have shapes that no profile allows, most of them input 'x' with "
+        f"{'x'.join(map(str, shape))}, where profile 0 allows 3x8x8 to 3x8x8 (the nearest of 1): the engine will see"
+    )
     assert found.stderr.startswith(f"warning: {text}")  # also with --quiet
     (warning,) = [line for line in Artifact.open(tmp_path / "out").manifest.warnings if "profile" in line]
     assert warning.startswith(text)
@@ -80,9 +85,27 @@ def test_samples_beyond_every_profile_are_warned_of(tmp_path: Path) -> None:
 
 def test_one_profile_that_holds_the_samples_is_enough() -> None:
     small, large = Profile.parse(BIG), Profile.parse("x=1x3x8x8,4x3x8x8,8x3x32x32")
-    assert beyond_profiles((small, large), {"x": (3, 16, 12)}) == ()
-    assert len(beyond_profiles((small,), {"x": (3, 16, 8)})) == 1
-    assert beyond_profiles((), {"x": (3, 16, 8)}) == ()
+    assert samples_outside((small, large), {(("x", (3, 16, 12)),): 4, (("x", (3, 8, 8)),): 1}) == ()
+    assert len(samples_outside((small,), {(("x", (3, 16, 8)),): 4})) == 1
+    assert samples_outside((), {(("x", (3, 16, 8)),): 4}) == ()
+    assert samples_outside((small,), {}) == ()
+
+
+def test_the_nearest_profile_of_the_commonest_shape_is_named() -> None:
+    narrow, wide = Profile.parse("x=1x4,1x4,1x8;m=1x4,1x4,1x8"), Profile.parse("x=1x64,1x64,1x96;m=1x64,1x64,1x96")
+    samples = {
+        (("m", (48,)), ("x", (48,))): 5,
+        (("m", (2,)), ("x", (2,))): 3,
+        (("m", (8,)), ("x", (8,))): 20,
+        (("m", (64,)), ("x", (8,))): 1,  # each fits some profile, and no profile takes both
+    }
+    (text,) = samples_outside((narrow, wide), samples)
+    assert text.startswith(
+        "9 of 29 calibration samples have shapes that no profile allows, most of them input 'x' with 48, where "
+        "profile 1 allows 64 to 96; input 'm' with 48, where profile 1 allows 64 to 96 (the nearest of 2)"
+    )
+    (text,) = samples_outside((narrow,), {(("m", (4, 4)), ("x", (4, 4))): 1})
+    assert "input 'x' with 4x4, where profile 0 allows 4 to 8" in text
 
 
 def test_a_control_character_inside_the_model_is_replaced(tmp_path: Path, data: Path) -> None:

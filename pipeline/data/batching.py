@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pipeline.data.source import Sample
     from pipeline.records import TensorSpec
 
-__all__ = ["Batch", "batched", "noting_sizes", "static_batch"]
+__all__ = ["Batch", "batched", "noting_shapes", "static_batch"]
 
 
 @dataclass(frozen=True)
@@ -57,13 +57,14 @@ def static_batch(inputs: Sequence[TensorSpec]) -> int | None:
     return next(iter(forced), None)
 
 
-def noting_sizes(batches: Iterable[Batch], largest: dict[str, tuple[int, ...]]) -> Iterator[Batch]:
-    """Pass batches on; enter each input's greatest size along every axis but the first into ``largest``."""
+def noting_shapes(
+    batches: Iterable[Batch], seen: dict[tuple[tuple[str, tuple[int, ...]], ...], int]
+) -> Iterator[Batch]:
+    """Pass batches on; enter into ``seen`` the shapes of samples, inputs by name and without the batch axis, with the
+    number of such samples."""
     for batch in batches:
-        for name, array in batch.feeds.items():
-            found = array.shape[1:]
-            known = largest.get(name, found)
-            largest[name] = tuple(map(max, found, known)) if len(known) == len(found) else found
+        shapes = tuple(sorted((name, array.shape[1:]) for name, array in batch.feeds.items()))
+        seen[shapes] = seen.get(shapes, 0) + len(batch.samples)
         yield batch
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from pipeline.config import Profile, ShapeRange
 from pipeline.core.errors import InputError, did_you_mean
-from pipeline.engine.profiles import Shape, choose_profile, covers, distance_from_opt
+from pipeline.engine.profiles import Request, Shape, choose_profile, covers, distance_from_opt
 from pipeline.records import Record
 
 if TYPE_CHECKING:
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = ["Coverage", "ProfileUse", "coverage", "read_requests", "suggest"]
-
-Request = tuple[tuple[str, Shape], ...]
-"""Input names with shapes, in the order of the model's inputs."""
 
 _COUNT = "count"
 _CANDIDATES = 500

@@ -5,16 +5,25 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from pipeline.config import Profile, ShapeRange
 from pipeline.core.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pipeline.config import Profile, ShapeRange
-
-__all__ = ["Shape", "choose_profile", "covers", "distance_from_opt", "nearest_allowed"]
+__all__ = [
+    "Request",
+    "Shape",
+    "choose_profile",
+    "covers",
+    "distance_from_opt",
+    "nearest_allowed",
+    "samples_outside",
+]
 
 Shape = tuple[int, ...]
+Request = tuple[tuple[str, Shape], ...]
+"""Input names with shapes, in one order for all."""
 
 
 def covers(profile: Profile, shapes: Mapping[str, Shape]) -> bool:
@@ -80,6 +89,46 @@ def nearest_allowed(profiles: Sequence[Profile], shapes: Mapping[str, Shape]) ->
     if best is None:
         raise InputError("the engine has no optimisation profile")
     return best[1], best[2]
+
+
+def samples_outside(profiles: Sequence[Profile], samples: Mapping[Request, int]) -> tuple[str, ...]:
+    """A warning where samples have shapes that no profile allows: the commonest of them, and the nearest profile.
+
+    Args:
+        samples: shapes of a sample's inputs, without the batch axis, to the number of such samples.
+    """
+    if not profiles:
+        return ()
+    inner = [
+        Profile(
+            inputs={
+                name: ShapeRange(min=own.min[1:], opt=own.opt[1:], max=own.max[1:])
+                for name, own in profile.inputs.items()
+            }
+        )
+        for profile in profiles
+    ]
+    outside = {
+        shapes: count for shapes, count in samples.items() if not any(covers(own, dict(shapes)) for own in inner)
+    }
+    if not outside:
+        return ()
+    shapes = min(outside, key=lambda found: (-outside[found], found))
+    commonest = dict(shapes)
+    ranks = {name: len(own.min) for name, own in inner[0].inputs.items()}
+    nearest = all(name in commonest and len(commonest[name]) == rank for name, rank in ranks.items())
+    number = nearest_allowed(inner, commonest)[0] if nearest else 0
+    unfit = [
+        f"input {name!r} with {_text(commonest[name])}, where profile {number} allows {_text(own.min)} to "
+        f"{_text(own.max)}"
+        for name, own in inner[number].inputs.items()
+        if name in commonest and not own.contains(commonest[name])
+    ]
+    return (
+        f"{sum(outside.values())} of {sum(samples.values())} calibration samples have shapes that no profile allows, "
+        f"most of them {'; '.join(unfit)} (the nearest of {len(profiles)}): the engine will see no such samples, and "
+        "ranges may differ from those it will see",
+    )
 
 
 def _clamp(name: str, shape: Shape, allowed: ShapeRange) -> Shape:
