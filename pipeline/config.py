@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pipeline.records import TensorSpec
 
 __all__ = [
+    "LARGEST_DIMENSION",
     "TARGETS",
     "BuildConfig",
     "CalibratorConfig",
@@ -48,7 +49,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-_LARGEST_DIMENSION = 2**31 - 1
+LARGEST_DIMENSION = 2**31 - 1
 """TensorRT's dimensions have 32 bits."""
 _LARGEST_IMAGE = 16384
 """Side in pixels: beyond it a size is a slip, and images of it fill the memory."""
@@ -74,8 +75,8 @@ class ShapeRange(_Config):
                 raise ValueError(
                     f"dimension {axis} needs 1 <= min <= opt <= max, got min {low}, opt {mid}, max {high} in {self}"
                 )
-            if high > _LARGEST_DIMENSION:
-                raise ValueError(f"dimension {axis} is {high} in {self}, the largest possible is {_LARGEST_DIMENSION}")
+            if high > LARGEST_DIMENSION:
+                raise ValueError(f"dimension {axis} is {high} in {self}, the largest possible is {LARGEST_DIMENSION}")
         return self
 
     def __str__(self) -> str:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from pipeline.engine.coverage import Coverage
 
+_SHOWN = 10
+
 
 @click.command()
 @click.argument("artifact", type=click.Path(path_type=Path))
@@ -28,20 +30,38 @@ def command(artifact: Path, requests: Path, count: int | None, as_json: bool, qu
     """
     from pipeline.artifact import Artifact
     from pipeline.config import Profile
-    from pipeline.engine.coverage import coverage, read_requests, suggest
+    from pipeline.core.errors import InputError
+    from pipeline.engine.coverage import coverage, impossible, read_requests, suggest
 
     manifest = Artifact.open(artifact).manifest
     found = read_requests(requests, [spec.name for spec in manifest.inputs])
     profiles = tuple(Profile.parse(text) for text in manifest.profiles)
+    never = impossible(manifest.inputs, found)
+    possible = {request: number for request, number in found.items() if request not in never}
+    if not possible:
+        first = next(iter(never.values()))
+        raise InputError(
+            f"{requests}: the model takes none of these requests, such as {first.shapes}: {first.reason}",
+            remedy="are they of another model, or its shapes in another order?",
+        )
     now = coverage(profiles, found)
-    better = suggest(found, count or max(1, len(profiles)))
+    better = suggest(possible, count or max(1, len(profiles)))
     then = coverage(better, found)
     if as_json:
-        print_json({"now": now.model_dump(mode="json"), "suggested": then.model_dump(mode="json")})
+        print_json(
+            {
+                "now": now.model_dump(mode="json"),
+                "suggested": then.model_dump(mode="json"),
+                "impossible": [item.model_dump(mode="json") for item in never.values()],
+            }
+        )
         return
     out = console()
     out.print(_table("profiles of the artifact", now))
-    for shapes, number in now.uncovered[:10]:
+    for item in list(never.values())[:_SHOWN]:
+        out.print(f"the model never takes {item.shapes} ({item.requests} requests): {item.reason}", markup=False)
+    unserved = {item.shapes for item in never.values()}
+    for shapes, number in [row for row in now.uncovered if row[0] not in unserved][:_SHOWN]:
         out.print(f"no profile allows {shapes} ({number} requests)", markup=False)
     if then.covered > now.covered or then.mean_distance < now.mean_distance:
         out.print(_table("profiles that would fit better", then))

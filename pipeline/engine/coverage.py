@@ -2,6 +2,9 @@
 
 Distance of a request from the profile that serves it: the sum over dimensions of |log2(dimension / opt)|, so that 1
 means a factor of two in one dimension. Kernels are chosen for the optimum.
+
+Requests that the model itself can never take, of another rank or with another static dimension, are counted and shown
+apart: no profile is suggested for them, since none that holds them could be built.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipeline.config import Profile, ShapeRange
+from pipeline.config import LARGEST_DIMENSION, Profile, ShapeRange
 from pipeline.core.errors import InputError, did_you_mean
 from pipeline.engine.profiles import Request, Shape, choose_profile, covers, distance_from_opt
 from pipeline.records import Record
@@ -22,7 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-__all__ = ["Coverage", "ProfileUse", "coverage", "read_requests", "suggest"]
+    from pipeline.records import TensorSpec
+
+__all__ = ["Coverage", "Impossible", "ProfileUse", "coverage", "impossible", "read_requests", "suggest"]
 
 _COUNT = "count"
 _CANDIDATES = 500
@@ -36,6 +41,14 @@ class ProfileUse(Record):
     requests: int
     share: float
     mean_distance: float
+
+
+class Impossible(Record):
+    """Requests that the model never takes, whatever the profiles."""
+
+    shapes: str
+    requests: int
+    reason: str
 
 
 class Coverage(Record):
@@ -89,7 +102,37 @@ def read_requests(path: Path, inputs: Sequence[str]) -> Counter[Request]:
 def _shape(text: str | None, path: Path, line: int, name: str) -> Shape:
     if not re.fullmatch(r"\s*[1-9]\d*(x[1-9]\d*)*\s*", text or ""):
         raise InputError(f"{path}, line {line}: {text!r} is not a shape of {name!r} such as 8x3x224x224")
-    return tuple(int(dim) for dim in (text or "").split("x"))
+    shape = tuple(int(dim) for dim in (text or "").split("x"))
+    if max(shape) > LARGEST_DIMENSION:
+        raise InputError(
+            f"{path}, line {line}: {max(shape)} in the shape of {name!r} is beyond the largest dimension, "
+            f"{LARGEST_DIMENSION}"
+        )
+    return shape
+
+
+def impossible(inputs: Sequence[TensorSpec], requests: Mapping[Request, int]) -> dict[Request, Impossible]:
+    """Those of ``requests`` that the model takes in no profile, the most frequent first, with the reason."""
+    found = {}
+    for request, count in requests.items():
+        shapes = dict(request)
+        reasons = [text for spec in inputs if (text := _unfit(spec, shapes[spec.name]))]
+        if reasons:
+            found[request] = Impossible(shapes=_text(request), requests=count, reason="; ".join(reasons))
+    return dict(sorted(found.items(), key=lambda item: (-item[1].requests, item[0])))
+
+
+def _unfit(spec: TensorSpec, shape: Shape) -> str:
+    """Why the model's input never has this shape; empty where it may."""
+    if spec.shape is None:
+        return ""
+    model = "x".join(map(str, spec.shape)) or "a scalar"
+    if len(shape) != len(spec.shape):
+        return f"input {spec.name!r} has rank {len(spec.shape)} in the model ({model}), not {len(shape)}"
+    for axis, (dim, given) in enumerate(zip(spec.shape, shape, strict=True)):
+        if isinstance(dim, int) and dim != given:
+            return f"dimension {axis} of input {spec.name!r} is {dim} in the model ({model}), not {given}"
+    return ""
 
 
 def coverage(profiles: Sequence[Profile], requests: Mapping[Request, int]) -> Coverage:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.config import Profile
+from pipeline import package
+from pipeline.artifact import Artifact
+from pipeline.cli import main
+from pipeline.config import Profile, check_profiles
 from pipeline.core.errors import InputError
 from pipeline.engine.coverage import Request, coverage, read_requests, suggest
 from pipeline.engine.profiles import covers
+from tests.engine.artifacts import manifest
 
 
 def shape(*dims: int) -> Request:
@@ -99,3 +105,54 @@ def test_files_that_are_missing_or_binary(tmp_path: Path) -> None:
     (tmp_path / "b.csv").write_bytes(b"x\n\xff\xfe\n")
     with pytest.raises(InputError, match="is not a CSV file"):
         read_requests(tmp_path / "b.csv", ["x"])
+
+
+# -- requests that the model itself never takes ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def artifact(tmp_path: Path) -> Path:
+    profiles = ("x=1x3x8x8,4x3x8x8,8x3x64x64",)
+    (tmp_path / "scales.json").write_text("{}")
+    made = manifest(profiles, shape=("N", 3, "H", "W"))
+    return package.run({"scales.json": tmp_path / "scales.json"}, made, folder=tmp_path / "net").folder
+
+
+def asked(artifact: Path, text: str, *more: str) -> Result:
+    (artifact.parent / "r.csv").write_text(text)
+    arguments = ["coverage", str(artifact), str(artifact.parent / "r.csv"), *more]
+    return CliRunner().invoke(main, arguments, env={"COLUMNS": "200"})
+
+
+def test_requests_of_another_rank_are_counted_and_get_no_profile(artifact: Path) -> None:
+    text = "x,count\n4x3x8x8,5\n3x8x8,20\n1x4x8x8,1\n1x3x128x8,4\n"
+    shown = asked(artifact, text)
+    assert shown.exit_code == 0, shown.output
+    lines = shown.stdout.splitlines()
+    assert (
+        "the model never takes x=3x8x8 (20 requests): input 'x' has rank 4 in the model (Nx3xHxW), not 3" in lines
+    )
+    assert (
+        "the model never takes x=1x4x8x8 (1 requests): dimension 1 of input 'x' is 3 in the model (Nx3xHxW), not 4"
+        in lines
+    )
+    assert "no profile allows x=1x3x128x8 (4 requests)" in lines
+    assert '--profile "x=1x3x8x8,4x3x8x8,4x3x128x8"' in lines
+    found = json.loads(asked(artifact, text, "--json").stdout)
+    assert [item["shapes"] for item in found["impossible"]] == ["x=3x8x8", "x=1x4x8x8"]
+    assert found["now"]["covered"] == pytest.approx(5 / 30)
+    assert found["suggested"]["covered"] == pytest.approx(9 / 30)
+    for use in found["suggested"]["uses"]:
+        check_profiles((Profile.parse(use["profile"]),), Artifact.open(artifact).manifest.inputs)
+
+
+def test_requests_none_of_which_the_model_takes(artifact: Path) -> None:
+    shown = asked(artifact, "x\n3x8x8\n")
+    assert shown.exit_code == 2
+    assert "the model takes none of these requests, such as x=3x8x8: input 'x' has rank 4" in shown.stderr
+
+
+def test_a_dimension_beyond_the_largest_is_refused(artifact: Path) -> None:
+    shown = asked(artifact, "x\n1x3x8x2147483648\n")
+    assert shown.exit_code == 2
+    assert "line 2: 2147483648 in the shape of 'x' is beyond the largest dimension, 2147483647" in shown.stderr
