@@ -99,7 +99,7 @@ class Build:
         calibrator = calibrators.get(self.config.calibrator.name, self.config.calibrator.params)
         targets = self.targets()
         check_options(self.config, self.engine_options, targets)
-        self.check_early()
+        doubts = self.check_early()
         wanted = self.mixed_target()
         package.check_folder(self.out, force=self.force)
         with self.runner.locked():
@@ -114,7 +114,9 @@ class Build:
             if self.config.equalise:
                 prepared = self.equalise(prepared, source, split)
             plan = self.plan(prepared)
-            said = idle_for_model(self.config, prequantized=plan.prequantized, opset=exported.result.opset)
+            said = doubts + idle_for_model(
+                self.config, prequantized=plan.prequantized, opset=exported.result.opset
+            )
             calibrated = self.calibrate(prepared, plan, source, split)
             said += samples_outside(self.config.profiles, dict(calibrated.result.shapes))
             for text in said:
@@ -178,8 +180,11 @@ class Build:
                 )
         return self.config.targets or default_targets()
 
-    def check_early(self) -> None:
+    def check_early(self) -> tuple[str, ...]:
         """What files and names show to be wrong at once, before a model is loaded.
+
+        Returns:
+            Warnings about them.
 
         Raises:
             InputError: a file that is not there or not what it should be, preprocessing of arrays, or the name of a
@@ -200,10 +205,11 @@ class Build:
         cache = self.engine_options.calibration_cache
         if cache is not None and not cache.is_file():
             raise InputError(f"calibration cache {cache} does not exist", remedy="name the file that --implicit reads")
-        if config.mixed.layer_times is not None:
-            from pipeline.mixed.times import node_times
+        if config.mixed.layer_times is None:
+            return ()
+        from pipeline.mixed.times import doubts
 
-            node_times(*config.mixed.layer_times)
+        return doubts(*config.mixed.layer_times)
 
     def export(self) -> Finished[ExportResult]:
         from pipeline import export

@@ -9,18 +9,75 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import TYPE_CHECKING, Any
 
 from pipeline.core.errors import InputError
 from pipeline.engine.inspect import EngineLayer
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterator, Mapping
     from pathlib import Path
 
-__all__ = ["layer_times", "node_times", "shared"]
+__all__ = ["doubts", "layer_times", "node_times", "shared"]
 
 _REMEDY = "`quantize inspect ARTIFACT --engine tensorrt --batch N --json` prints it, on a machine with the card"
+_ORDER = "give the table of the engine with everything in INT8 first, then that of the engine in float"
+_INT8_LAYER = "QuantizeLinear"
+"""In a layer's name where the graph had Q/DQ nodes."""
+_INT8_KERNEL = re.compile(r"i8i8|int8", re.IGNORECASE)
+"""In a kernel's name, such as ``sm80_xmma_fprop_implicit_gemm_i8i8_i8i32_f32_...``."""
+_SAME = {"target": "targets", "tensorrt": "versions of TensorRT", "built_on": "cards"}
+"""What two tables should have in common, in words."""
+
+
+class _Table:
+    """A file of layer times.
+
+    Raises:
+        InputError: the file is missing, no such table, or has no times.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self.view: Any = json.loads(path.read_text())
+            times: Mapping[str, float] = self.view["times_ms"]
+            layers = [EngineLayer.model_validate_json(json.dumps(layer)) for layer in self.view["layers"]]
+            self.layers = [(layer, float(times[layer.name])) for layer in layers if layer.name in times]
+        except FileNotFoundError as error:
+            raise InputError(f"layer times {path} do not exist", remedy=_REMEDY) from error
+        except KeyError as error:
+            raise InputError(f"{path} is no table of layer times: it has no {error}", remedy=_REMEDY) from error
+        except (OSError, ValueError, TypeError) as error:
+            raise InputError(f"{path} is no table of layer times: {error}", remedy=_REMEDY) from error
+        if not self.layers:
+            raise InputError(f"{path} has layers but no times", remedy=_REMEDY)
+        for layer, time_ms in self.layers:
+            if not (math.isfinite(time_ms) and time_ms >= 0.0):
+                name = " + ".join(layer.fused)
+                raise InputError(f"{path}: layer {name} has the time {time_ms:g} ms", remedy=_REMEDY)
+
+    @property
+    def quantised(self) -> bool | None:
+        """Whether something in the engine runs in INT8; None: the table does not tell."""
+        layers = [layer for layer, _ in self.layers]
+        dtypes = {dtype for layer in layers for dtype in _dtypes(layer)}
+        if "int8" in dtypes or any(
+            _INT8_LAYER in layer.name or _INT8_KERNEL.search(layer.tactic) for layer in layers
+        ):
+            return True
+        return False if any(layer.convolution and layer.computes_float for layer in layers) else None
+
+    @property
+    def nodes(self) -> set[str]:
+        return {node for layer, _ in self.layers for node in layer.fused}
+
+
+def _dtypes(layer: EngineLayer) -> Iterator[str]:
+    yield from (tensor.dtype for tensor in (*layer.inputs, *layer.outputs))
+    if layer.weights_dtype is not None:
+        yield layer.weights_dtype
 
 
 def node_times(int8: Path, float_: Path, nodes: Collection[str] | None = None) -> dict[str, tuple[float, float]]:
@@ -30,22 +87,67 @@ def node_times(int8: Path, float_: Path, nodes: Collection[str] | None = None) -
         nodes: those that can be given back to float; None: all.
 
     Raises:
-        InputError: a file is missing, is no such table, or has no times; the two have no node in common.
+        InputError: a file is missing, is no such table, or has no times; the two have no node in common, were measured
+            at different shapes, or are not of an engine in INT8 and of one in float, in this order.
     """
     if all(path.is_file() for path in (int8, float_)) and int8.read_bytes() == float_.read_bytes():
         raise InputError(
             f"the layer times {int8} and {float_} are the same table",
             remedy="give those of an engine in INT8 and of one in float",
         )
-    tables = [layer_times(path) for path in (int8, float_)]
-    common = {node for nodes, _ in tables[0] for node in nodes} & {node for nodes, _ in tables[1] for node in nodes}
+    tables = _Table(int8), _Table(float_)
+    _check_order(*tables)
+    shapes = [table.view.get("shapes") for table in tables]
+    if all(shapes) and shapes[0] != shapes[1]:
+        raise InputError(
+            f"the layer times {int8} and {float_} were measured at different shapes, {shapes[0]} and {shapes[1]}",
+            remedy="measure both with the same --batch",
+        )
+    common = tables[0].nodes & tables[1].nodes
     common = common if nodes is None else common & set(nodes)
     if not common:
         raise InputError(
             f"the layer times {int8} and {float_} have no node in common", remedy="measure two builds of one network"
         )
-    first, second = (shared(table, common) for table in tables)
+    first, second = (shared([(layer.fused, ms) for layer, ms in table.layers], common) for table in tables)
     return {node: (first[node], second[node]) for node in sorted(common)}
+
+
+def _check_order(int8: _Table, float_: _Table) -> None:
+    if int8.quantised is False and float_.quantised:
+        raise InputError(
+            f"the layer times are in the wrong order: {float_.path} has layers in INT8, and {int8.path} has none",
+            remedy=_ORDER,
+        )
+    if int8.quantised is False:
+        raise InputError(f"{int8.path} is given as the layer times in INT8, and no layer in it is", remedy=_ORDER)
+    if float_.quantised:
+        raise InputError(
+            f"{float_.path} is given as the layer times in float, and layers in it are in INT8", remedy=_ORDER
+        )
+
+
+def doubts(int8: Path, float_: Path) -> tuple[str, ...]:
+    """Warnings about two tables that :func:`node_times` takes: of different machines; or perhaps in the wrong order,
+    where they do not say in which types the layers compute.
+
+    Raises:
+        InputError: as :func:`node_times`.
+    """
+    times = node_times(int8, float_)
+    tables = _Table(int8), _Table(float_)
+    found = []
+    for key, words in _SAME.items():
+        first, second = (table.view.get(key) for table in tables)
+        if first != second:
+            found.append(f"the layer times {int8} and {float_} are of different {words}: {first} and {second}")
+    slow, fast = (sum(pair[position] for pair in times.values()) for position in (0, 1))
+    if slow > fast and None in (tables[0].quantised, tables[1].quantised):
+        found.append(
+            f"INT8 is slower than float in the layer times, {slow:.4g} against {fast:.4g} ms in all; the tables do not "
+            f"say in which types their layers compute: is {int8} really that of the INT8 engine?"
+        )
+    return tuple(found)
 
 
 def layer_times(path: Path) -> list[tuple[tuple[str, ...], float]]:
@@ -54,23 +156,7 @@ def layer_times(path: Path) -> list[tuple[tuple[str, ...], float]]:
     Raises:
         InputError: the file is missing, no such table, or has no times.
     """
-    try:
-        view: Any = json.loads(path.read_text())
-        times: Mapping[str, float] = view["times_ms"]
-        layers = [EngineLayer.model_validate_json(json.dumps(layer)) for layer in view["layers"]]
-        found = [(layer.fused, float(times[layer.name])) for layer in layers if layer.name in times]
-    except FileNotFoundError as error:
-        raise InputError(f"layer times {path} do not exist", remedy=_REMEDY) from error
-    except KeyError as error:
-        raise InputError(f"{path} is no table of layer times: it has no {error}", remedy=_REMEDY) from error
-    except (OSError, ValueError, TypeError) as error:
-        raise InputError(f"{path} is no table of layer times: {error}", remedy=_REMEDY) from error
-    if not found:
-        raise InputError(f"{path} has layers but no times", remedy=_REMEDY)
-    for members, time_ms in found:
-        if not (math.isfinite(time_ms) and time_ms >= 0.0):
-            raise InputError(f"{path}: layer {' + '.join(members)} has the time {time_ms:g} ms", remedy=_REMEDY)
-    return found
+    return [(layer.fused, time_ms) for layer, time_ms in _Table(path).layers]
 
 
 def shared(table: Collection[tuple[tuple[str, ...], float]], nodes: Collection[str]) -> dict[str, float]:

@@ -303,6 +303,9 @@ def test_measured_layer_times_are_the_cost(inputs: Path, tmp_path: Path) -> None
     assert [costs[name] for name in nodes] == pytest.approx([1.0, 1.0, 0.001, 1.0])
     built = entry["points"][entry["point"]]
     assert built["lost"] == pytest.approx(sum(slow[name] - 1.0 for name in entry["restored"]))
+    swapped = quantize(*args, "--layer-times", *reversed(files), "--json")
+    assert "warning: INT8 is slower than float in the layer times" in swapped.stderr
+    assert any("INT8 is slower than float" in text for text in json.loads(swapped.stdout)["warnings"])
     missing = quantize(*args, "--layer-times", files[0], tmp_path / "none.json")
     assert missing.code == 2
     assert f"layer times {tmp_path / 'none.json'} do not exist" in missing.stderr
@@ -347,7 +350,9 @@ def _uneven_arguments(uneven: Path, out: Path, *more: str) -> list[str | Path]:
     return [*plain_arguments(uneven, out), "--profile", profile, "--samples", "20", *more]
 
 
-@pytest.mark.parametrize("flags", [["--equalise"], ["--min-sqnr", "33dB", "--search-samples", "12"]], ids=["option", "repair"])
+@pytest.mark.parametrize(
+    "flags", [["--equalise"], ["--min-sqnr", "33dB", "--search-samples", "12"]], ids=["option", "repair"]
+)
 def test_equalised_channels(uneven: Path, tmp_path: Path, flags: list[str]) -> None:
     args = _uneven_arguments(uneven, tmp_path / "net", *flags)
     del args[args.index("--profile") : args.index("--profile") + 2]

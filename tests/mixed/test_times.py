@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import lzma
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ import pytest
 from pipeline.core.errors import InputError
 from pipeline.engine.inspect import EngineLayer
 from pipeline.engine.view import EngineView
-from pipeline.mixed.times import layer_times, node_times, shared
+from pipeline.mixed.times import doubts, layer_times, node_times, shared
+
+MEASURED = Path(__file__).resolve().parents[2] / "scripts" / "experiments" / "data"
 
 
 def write(path: Path, layers: dict[str, float | None], metadata: dict[str, str] | None = None) -> Path:
@@ -94,3 +97,80 @@ def test_the_same_table_twice_and_times_that_are_none(tmp_path: Path) -> None:
         path = write(tmp_path / "b.json", {"/a/Conv": time_ms})
         with pytest.raises(InputError, match="layer /a/Conv has the time"):
             layer_times(path)
+
+
+# -- which of the two is INT8 ----------------------------------------------------------------------------------------
+
+
+def typed(
+    path: Path, dtype: str | None, time_ms: float, *, tactic: str = "", name: str = "/a/Conv", **view: Any
+) -> Path:
+    """A table of one convolution that computes in ``dtype``; None: the engine does not say."""
+    write(path, {name: time_ms})
+    content = json.loads(path.read_text()) | view
+    content["layers"][0] |= {"weights_dtype": dtype, "tactic": tactic}
+    path.write_text(json.dumps(content))
+    return path
+
+
+@pytest.mark.parametrize("float_type", ["float16", "float32"])
+def test_swapped_tables_are_refused(float_type: str, tmp_path: Path) -> None:
+    int8, float_ = typed(tmp_path / "int8.json", "int8", 0.1), typed(tmp_path / "float.json", float_type, 0.3)
+    assert node_times(int8, float_) == {"/a/Conv": (0.1, 0.3)}
+    assert doubts(int8, float_) == ()
+    with pytest.raises(InputError, match=r"wrong order: .*int8\.json has layers in INT8, and .*float\.json has none"):
+        node_times(float_, int8)
+
+
+@pytest.mark.parametrize(
+    ("name", "tactic"),
+    [("/a/Conv", "sm80_xmma_fprop_implicit_gemm_i8i8_i8i32_f32"), ("w + w_QuantizeLinear + /a/Conv", "")],
+)
+def test_names_of_kernels_and_layers_tell_as_well(name: str, tactic: str, tmp_path: Path) -> None:
+    int8 = typed(tmp_path / "int8.json", None, 0.1, name=name, tactic=tactic)
+    silent = typed(tmp_path / "silent.json", None, 0.3)
+    assert node_times(int8, silent) == {"/a/Conv": (pytest.approx(0.1), pytest.approx(0.3))}
+    with pytest.raises(InputError, match=r"int8\.json is given as the layer times in float, and layers in it are"):
+        node_times(silent, int8)
+    float_ = typed(tmp_path / "float.json", "float16", 0.3)
+    with pytest.raises(InputError, match=r"float\.json is given as the layer times in INT8, and no layer in it is"):
+        node_times(float_, silent)
+
+
+def test_a_node_may_be_called_what_it_likes(tmp_path: Path) -> None:
+    int8 = typed(tmp_path / "int8.json", "int8", 0.1, name="/int8_head/Conv")
+    float_ = typed(tmp_path / "float.json", "float16", 0.3, name="/int8_head/Conv")
+    assert node_times(int8, float_) == {"/int8_head/Conv": (0.1, 0.3)}
+
+
+def test_tables_that_do_not_tell_are_doubted_where_int8_is_slower(tmp_path: Path) -> None:
+    slow, fast = typed(tmp_path / "slow.json", None, 0.3), typed(tmp_path / "fast.json", None, 0.1)
+    assert doubts(fast, slow) == ()
+    (text,) = doubts(slow, fast)
+    assert text.startswith("INT8 is slower than float in the layer times, 0.3 against 0.1 ms in all; the tables do not")
+    sure = typed(tmp_path / "int8.json", "int8", 0.3), typed(tmp_path / "float.json", "float16", 0.1)
+    assert doubts(*sure) == ()  # that is how it was measured
+
+
+def test_tables_of_other_machines_and_shapes(tmp_path: Path) -> None:
+    int8 = typed(tmp_path / "int8.json", "int8", 0.1)
+    other = typed(tmp_path / "float.json", "float16", 0.3, built_on="another card", tensorrt="10.1")
+    assert [text.partition(" are of different ")[2] for text in doubts(int8, other)] == [
+        "versions of TensorRT: 8.6.0 and 10.1", "cards: a card and another card",
+    ]  # fmt: skip
+    larger = typed(tmp_path / "larger.json", "float16", 0.3, shapes={"x": [64, 3, 16, 16]})
+    with pytest.raises(InputError, match="were measured at different shapes"):
+        node_times(int8, larger)
+
+
+@pytest.mark.skipif(not MEASURED.is_dir(), reason="the measured tables are not here")
+def test_measured_tables(tmp_path: Path) -> None:
+    paths = []
+    for kind in ("int8", "fp16"):
+        packed = MEASURED / f"layer-times-efficientnet-lite0-{kind}-64.json.xz"
+        paths.append(tmp_path / f"{kind}.json")
+        paths[-1].write_bytes(lzma.decompress(packed.read_bytes()))
+    assert len(node_times(*paths)) > 40
+    assert doubts(*paths) == ()
+    with pytest.raises(InputError, match="wrong order"):
+        node_times(*reversed(paths))
