@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipeline.cli.common import console, make_progress, output_options, print_json, user_errors
+from pipeline.cli.tables import add_row, new_table, print_table
 
 if TYPE_CHECKING:
     from pipeline.config import Preprocess
+    from pipeline.engine.capture import Recorded
     from pipeline.errors.report import ErrorReport
 
 
@@ -24,6 +26,12 @@ if TYPE_CHECKING:
 @click.option("--engine", type=click.Choice(["tensorrt", "rtx"]), help="Also read the engine's tensors, on a GPU here.")
 @click.option("--engine-tensors", type=click.Path(path_type=Path), help="An engine's tensors recorded elsewhere, .npz.")
 @click.option(
+    "--engine-capture",
+    type=click.Choice(["debug-tensors", "marked-outputs"]),
+    help="With --engine: unfused debug tensors (TensorRT 10.12 and newer: fusion stays as it is) or marked outputs "
+    "(undo fusions) [debug tensors where the version has them and shows any].",
+)
+@click.option(
     "--qat", type=click.Path(path_type=Path), help="A Q/DQ graph from quantisation-aware training to compare."
 )
 @click.option("--out", type=click.Path(path_type=Path), help="Write here, not into the artifact's reports.")
@@ -32,6 +40,7 @@ if TYPE_CHECKING:
 def command(
     artifact: Path,
     preprocess: str | None,
+    engine_capture: str | None,
     qat: Path | None,
     as_json: bool,
     quiet: bool,
@@ -49,6 +58,7 @@ def command(
     report = report_artifact(
         artifact,
         preprocess=None if preprocess is None else parse_preprocess(preprocess),
+        engine_capture=_recorded(engine_capture),
         qat=qat,
         progress=progress,
         **options,
@@ -57,6 +67,12 @@ def command(
         print_json(report.model_dump(mode="json"))
     elif not quiet:
         print_report(report)
+
+
+def _recorded(choice: str | None) -> Recorded | None:
+    if choice is None:
+        return None
+    return "debug tensors" if choice == "debug-tensors" else "marked outputs"
 
 
 def parse_preprocess(text: str) -> Preprocess:
@@ -75,32 +91,32 @@ def parse_preprocess(text: str) -> Preprocess:
 
 def print_report(report: ErrorReport) -> None:
     """Errors by operator type, the layers that make most themselves, the outputs, and where the files are."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    from pipeline.reports.heatmap import shortened
 
     out = console()
-    layout: dict[str, Any] = {"title_justify": "left", "box": SIMPLE_HEAD, "pad_edge": False, "padding": 0}
-    operators = Table(title="relative L2 error by operator type, per cent", **layout)
-    operators.add_column("operator")
-    for column in ("layers", "local\nmean", "\nstd", "\nmax", "accum.\nmean", "\nstd", "\nmax"):
-        operators.add_column(column, justify="right")
+    headers = ("layers", "local\nmean", "\nstd", "\nmax", "accum.\nmean", "\nstd", "\nmax")
+    operators = new_table(
+        "relative L2 error by operator type, per cent",
+        ("operator", "text"),
+        *((name, "figure") for name in headers),
+        dense=True,
+    )
     for row in report.operators:
         cells = [row[f"{kind}_{part}"] for kind in ("local", "accumulated") for part in ("mean", "std", "max")]
-        operators.add_row(row["op"], str(row["layers"]), *("-" if cell is None else f"{cell:.3g}" for cell in cells))
-    out.print(operators)
-    worst = Table(title="layers that make the largest error themselves", **layout)
-    worst.add_column("layer", no_wrap=True)
-    worst.add_column("operator", no_wrap=True, min_width=7)
-    for column in ("local", "weights", "activ.", "accum."):
-        worst.add_column(column, justify="right", no_wrap=True, min_width=7)
-    worst.add_column("cause", no_wrap=True, min_width=8)
-    names = shortened([row["node"] for row in report.worst], lengths=(28, 48, 96))
-    for name, row in zip(names, report.worst, strict=True):
+        add_row(operators, row["op"], str(row["layers"]), *("-" if cell is None else f"{cell:.3g}" for cell in cells))
+    print_table(out, operators)
+    worst = new_table(
+        "layers that make the largest error themselves",
+        ("layer", "text"),
+        ("operator", "word"),
+        *((name, "figure") for name in ("local", "weights", "activ.", "accum.")),
+        ("cause", "word"),
+        dense=True,
+    )
+    for row in report.worst:
         cells = [row[key] for key in ("local", "weights", "activations", "accumulated")]
-        worst.add_row(name, row["op"], *("-" if cell is None else f"{cell:.4f}" for cell in cells), row["cause"])
-    out.print(worst)
+        shown = ("-" if cell is None else f"{cell:.4f}" for cell in cells)
+        add_row(worst, row["node"], row["op"], *shown, row["cause"])
+    print_table(out, worst)
     for name, output in report.outputs.items():
         if output.get("note"):
             out.print(f"output {name}: {output['note']}", markup=False)
@@ -110,6 +126,9 @@ def print_report(report: ErrorReport) -> None:
         out.print(f"output {name}: {figures}{agreement}", markup=False)
     if report.top1_fp32 is not None and report.top1_int8 is not None:
         out.print(f"top-1: FP32 {100 * report.top1_fp32:.2f} %, INT8 {100 * report.top1_int8:.2f} %")
+    if report.engine:
+        layers = ", ".join(f"{count} {kind}" for kind, count in report.engine_layers.items())
+        out.print(f"{report.engine}: recorded {report.recorded or 'elsewhere'}; layers: {layers}", markup=False)
     for line in report.comparison:
         out.print(line, markup=False)
     out.print(f"measured on {report.data}; see {report.folder / 'report.html'}", markup=False, soft_wrap=True)

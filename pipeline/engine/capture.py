@@ -1,37 +1,70 @@
-"""Per-layer capture on a card: run an engine that returns intermediate tensors too.
+"""Per-layer capture on a card: the values of tensors inside an engine.
 
-A returned tensor has to be stored, so fusions across it are undone and the layers around it may run other kernels than
-in the engine that serves; on explicit Q/DQ graphs the arithmetic stays the same.
+Two ways, and every result says which one was taken:
+
+- **debug tensors** (TensorRT 10.12 and newer, RTX): the engine is fused as the one that serves, and what survives
+  fusion is copied out while it runs. The rest was fused away and is not there. See
+  :mod:`pipeline.engine.debug_tensors`.
+- **marked outputs** (all versions): every tensor is returned. A returned tensor has to be stored, so fusions across it
+  are undone and the layers around it may run other kernels than in the engine that serves; on explicit Q/DQ graphs the
+  arithmetic stays the same.
 """
 
 from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
 
 from pipeline.config import Profile, ShapeRange
+from pipeline.core.errors import InputError, ToolError
 from pipeline.engine.builder import build_engine
+from pipeline.engine.compat import load_api
+from pipeline.engine.debug_tensors import Watcher, fused_ends, watched_names
+from pipeline.engine.device import no_device_reason
+from pipeline.engine.marking import original, returned
+from pipeline.engine.onnx_wire import read_model
+from pipeline.engine.profiles import covers, nearest_allowed
 from pipeline.engine.records import DEFAULT_OPTIONS, BuildOptions, EngineRecord
 from pipeline.engine.runner import Runner
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    import numpy as np
+    from pipeline.engine.marking import How
 
-__all__ = ["build_capture", "capture_outputs", "profile_for"]
+__all__ = ["RECORDED", "Capture", "Recorded", "build_capture", "capture_outputs", "profile_for"]
 
+Recorded = Literal["debug tensors", "marked outputs"]
+RECORDED: tuple[Recorded, ...] = ("debug tensors", "marked outputs")
+"""In the order of preference."""
+Arrays = dict[str, np.ndarray]
 
 _LEVEL = 0
-"""Of the builder, unless told otherwise: nobody waits for the capture engine's speed, and with dozens of outputs a
-search for fast kernels takes minutes."""
+"""Of a builder with marked outputs, unless told otherwise: nobody waits for that engine's speed, and with dozens of
+outputs a search for fast kernels takes minutes. With debug tensors the engine is to be the one that serves: TensorRT's
+own level."""
+_HOW: tuple[How, ...] = ("itself", "doubled")
+"""Ways to mark an output, in the order to try: TensorRT 8.6 asserts on the output of a fused DequantizeLinear, and the
+output of a layer that only moves values (MaxPool) becomes one."""
+_NAMES_SHOWN = 3
 
 
 def profile_for(feeds: Mapping[str, np.ndarray]) -> Profile:
     """The profile that allows exactly the shapes of ``feeds``."""
     return Profile(
         inputs={name: ShapeRange(min=a.shape, opt=a.shape, max=a.shape) for name, a in feeds.items() if a.ndim}
+    )
+
+
+def _up_to(feeds: Mapping[str, np.ndarray]) -> Profile:
+    """From one sample to as many as ``feeds`` has, the other dimensions as they are."""
+    return Profile(
+        inputs={
+            name: ShapeRange(min=(1, *a.shape[1:]), opt=a.shape, max=a.shape) for name, a in feeds.items() if a.ndim
+        }
     )
 
 
@@ -42,20 +75,34 @@ def build_capture(
     *,
     plan_path: Path,
     target: str = "tensorrt",
+    recorded: Recorded = "marked outputs",
+    how: How = "itself",
+    strictly: bool = True,
     options: BuildOptions = DEFAULT_OPTIONS,
     timeout_s: float | None = None,
 ) -> EngineRecord:
-    """Build an engine of ``model`` that returns ``tensors`` beside the graph's outputs.
+    """Build an engine of ``model`` that shows ``tensors``.
+
+    Args:
+        how: marked outputs: see :mod:`pipeline.engine.marking`.
+        strictly: marked outputs: False leaves out tensors that TensorRT's network lacks, with a warning in the record.
 
     Raises:
-        InputError: a tensor that the graph lacks, and as :func:`build_engine`.
+        InputError: a tensor that the graph lacks, a version without debug tensors, and as :func:`build_engine`.
     """
-    level = options.optimization_level
-    marked = options.model_copy(
-        update={"mark_outputs": tuple(tensors), "optimization_level": _LEVEL if level is None else level}
-    )
+    if recorded == "debug tensors":
+        changes: dict[str, Any] = {"watch_unfused": True}
+    else:
+        level = _LEVEL if options.optimization_level is None else options.optimization_level
+        changes = {
+            "mark_outputs": tuple(tensors),
+            "mark_how": how,
+            "mark_strictly": strictly,
+            "optimization_level": level,
+        }
+    chosen = options.model_copy(update=changes)
     return build_engine(
-        model, target=target, profiles=profiles, plan_path=plan_path, options=marked, timeout_s=timeout_s
+        model, target=target, profiles=profiles, plan_path=plan_path, options=chosen, timeout_s=timeout_s
     )
 
 
@@ -69,7 +116,7 @@ def capture_outputs(
     options: BuildOptions = DEFAULT_OPTIONS,
     timeout_s: float | None = None,
 ) -> Iterator[dict[str, np.ndarray]]:
-    """The values of ``tensors`` and of the graph's outputs, for each of ``feeds`` in turn.
+    """The values of ``tensors`` as marked outputs, and of the graph's outputs, for each of ``feeds`` in turn.
 
     Args:
         profiles: none: one for the shapes of the first feeds, which all others must then have.
@@ -97,3 +144,164 @@ def capture_outputs(
             yield runner(first)
             for values in stream:
                 yield runner(values)
+
+
+class Capture:
+    """An engine of ``model`` and the values of ``tensors`` in it, whichever way they can be had. A context manager.
+
+    The engine is built at the first call, for ``profiles`` or, without any, for the first feeds' shapes with any
+    smaller number of samples. Samples that no profile allows in that number are sent in one that is allowed, repeated
+    or in pieces.
+
+    Args:
+        recorded: the way; None: debug tensors where the version has them and reports any of ``tensors``, else marked
+            outputs.
+        warn: is told why the preferred way was not taken.
+
+    Raises:
+        InputError: TensorRT is not installed, or has no debug tensors and is to record those.
+        ToolError: no card.
+    """
+
+    def __init__(
+        self,
+        model: Path,
+        tensors: Sequence[str],
+        *,
+        target: str = "tensorrt",
+        profiles: Sequence[Profile] = (),
+        recorded: Recorded | None = None,
+        options: BuildOptions = DEFAULT_OPTIONS,
+        timeout_s: float | None = None,
+        warn: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        api = load_api(target)
+        if recorded == "debug tensors":
+            api.require_debug_tensors()
+        if reason := no_device_reason():
+            raise ToolError(
+                f"no engine can run here: {reason}",
+                remedy="record the tensors where the card is (python -m pipeline.errors.recording) and give the file "
+                "to --engine-tensors",
+            )
+        self.recorded: Recorded = recorded or ("debug tensors" if api.debug_tensors else "marked outputs")
+        self.tensorrt = api.version
+        graph = read_model(model).graph
+        self.ends: dict[str, str] = fused_ends(graph, tensors) if self.recorded == "debug tensors" else {}
+        """Debug tensors: by which tensor a layer that was fused with its activation is shown."""
+        self.scales: dict[str, float] = {}
+        """Of the last call: tensors that came as INT8, and the scale they were turned back with."""
+        self._wanted = watched_names(graph, [*tensors, *self.ends.values()])
+        self._forced, self._api, self._warn = recorded is not None, api, warn
+        self._model, self._tensors, self._target = model, tuple(tensors), target
+        self._profiles, self._options, self._timeout_s = tuple(profiles), options, timeout_s
+        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+        self._runner: Runner | None = None
+        self._watcher: Watcher | None = None
+
+    def __enter__(self) -> Capture:
+        self._scratch = tempfile.TemporaryDirectory(prefix="quantize-capture-")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+        if self._scratch is not None:
+            self._scratch.cleanup()
+
+    def _close(self) -> None:
+        if self._runner is not None:
+            self._runner.close()
+        self._runner = self._watcher = None
+
+    def __call__(self, feeds: Mapping[str, np.ndarray]) -> Arrays:
+        """Tensors and outputs of the graph for one batch; a tensor that the engine does not show is left out."""
+        runner = self._runner or self._start(feeds)
+        shapes = {name: values.shape for name, values in feeds.items()}
+        known = all(spec.name in shapes and shapes[spec.name] for spec in runner.inputs)
+        if not known or any(covers(profile, shapes) for profile in runner.profiles):
+            return self._run(feeds)
+        nearest = next(iter(nearest_allowed(runner.profiles, shapes)[1].values()))
+        return self._in_pieces(feeds, nearest[0])
+
+    def _in_pieces(self, feeds: Mapping[str, np.ndarray], batch: int) -> Arrays:
+        count = len(next(iter(feeds.values())))
+        pieces: list[Arrays] = []
+        for start in range(0, count, batch):
+            part = {name: values[start : start + batch] for name, values in feeds.items()}
+            kept = min(batch, count - start)
+            fitted = {name: np.resize(values, (batch, *values.shape[1:])) for name, values in part.items()}
+            found = self._run(fitted)
+            pieces.append(
+                {
+                    name: values[: len(values) // batch * kept]
+                    for name, values in found.items()
+                    if values.ndim and len(values) and len(values) % batch == 0
+                }
+            )
+        common = set(pieces[0]).intersection(*pieces[1:])
+        return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0] if name in common}
+
+    def _run(self, feeds: Mapping[str, np.ndarray]) -> Arrays:
+        runner = self._runner
+        if runner is None:
+            raise InputError("the capture is closed", remedy="use it inside its `with` block")
+        if self.recorded == "marked outputs":
+            marked = runner(feeds)
+            names = [original(name) for name in marked]
+            return {name: array for name in names if (array := returned(marked, name)) is not None}
+        watcher = self._watcher or Watcher(self._api, runner.device, self._wanted)
+        self._watcher = watcher
+        watcher.begin()
+        outputs = runner.run_watched(feeds, watcher.listener)
+        values, self.scales = watcher.values()
+        if not values and not self._forced:
+            seen = sorted(watcher.others)
+            words = f"{len(seen)} tensors, such as {', '.join(seen[:_NAMES_SHOWN])}" if seen else "no tensor at all"
+            self._fall_back(f"TensorRT reports none of the graph's tensors, but {words}")
+            self._start(feeds)
+            return self._run(feeds)
+        return {**outputs, **values}
+
+    def _fall_back(self, reason: str) -> None:
+        self._warn(f"no debug tensors: {reason}; marked outputs are recorded, which undo fusions")
+        self._close()
+        self.recorded, self.ends, self.scales = "marked outputs", {}, {}
+
+    def _start(self, feeds: Mapping[str, np.ndarray]) -> Runner:
+        if self._scratch is None:
+            raise InputError("the capture is not open", remedy="use it inside its `with` block")
+        profiles = self._profiles or (_up_to(feeds),)
+        plan = Path(self._scratch.name) / "capture.plan"
+        record = self._build(plan, profiles)
+        self._runner = Runner(plan, target=self._target, record=record)
+        return self._runner
+
+    def _build(self, plan: Path, profiles: Sequence[Profile]) -> EngineRecord:
+        if self.recorded == "debug tensors":
+            try:
+                return self._build_one(plan, profiles)
+            except ToolError as error:
+                if self._forced:
+                    raise
+                self._fall_back(error.message)
+        for how in _HOW[:-1]:
+            try:
+                return self._build_one(plan, profiles, how)
+            except ToolError as error:
+                last = error.message.splitlines()[-1].strip()
+                self._warn(f"no engine with tensors returned as {how}: {last}; they are returned as {_HOW[-1]}")
+        return self._build_one(plan, profiles, _HOW[-1])
+
+    def _build_one(self, plan: Path, profiles: Sequence[Profile], how: How = "itself") -> EngineRecord:
+        return build_capture(
+            self._model,
+            self._tensors,
+            profiles,
+            plan_path=plan,
+            target=self._target,
+            recorded=self.recorded,
+            how=how,
+            strictly=False,
+            options=self._options,
+            timeout_s=self._timeout_s,
+        )

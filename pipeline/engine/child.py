@@ -98,8 +98,9 @@ class Build:
             if not parser.parse_from_file(str(self.path)):
                 raise self._parse_error(parser, model)
             if options.mark_outputs:
-                what = f"{api.title}'s network of {self.path}"
-                mark_outputs(network, api, options.mark_outputs, options.mark_how, what=what)
+                self._mark_outputs(network)
+            if options.watch_unfused and not api.mark_unfused(network):
+                raise ToolError(self._failed("makes no debug tensors"))
             api.set_input_types(network, options)
             config = builder.create_builder_config()
             self._configure(config, model)
@@ -142,6 +143,16 @@ class Build:
             "timing_cache": cache_state,
             "layers": layers,
         }
+
+    def _mark_outputs(self, network: Any) -> None:
+        options = self.options
+        what = f"{self.api.title}'s network of {self.path}"
+        missing = mark_outputs(
+            network, self.api, options.mark_outputs, options.mark_how, what=what, strictly=options.mark_strictly
+        )
+        for name in missing:
+            text = f"tensor {name!r} does not exist in {what}: it is not returned"
+            self.receive(Message(severity="warning", source="check", text=text))
 
     def _failed(self, what: str) -> str:
         words = worst_words(self.messages)

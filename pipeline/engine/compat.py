@@ -78,6 +78,21 @@ class Api:
         """RTX has the calls, and they do nothing: it compiles for the card when the engine is loaded."""
         return not self.rtx
 
+    @property
+    def debug_tensors(self) -> bool:
+        """What survives fusion can be read while an engine runs, and fusion stays as it is."""
+        return hasattr(self.trt, "INetworkDefinition") and hasattr(
+            self.trt.INetworkDefinition, "mark_unfused_tensors_as_debug_tensors"
+        )
+
+    def require_debug_tensors(self) -> None:
+        """Raise InputError where there are none."""
+        if not self.debug_tensors:
+            raise InputError(
+                f"{self.title} has no unfused debug tensors: they take TensorRT 10.12 or newer",
+                remedy="record marked outputs instead: --engine-capture marked-outputs",
+            )
+
     def weakly_typed(self, options: BuildOptions) -> bool:
         """Whether the network for ``options`` leaves types to the builder."""
         return self.weak_typing and (
@@ -161,6 +176,8 @@ class Api:
                 )
             for text in options.compute_capabilities:
                 self._compute_capability(text)
+        if options.watch_unfused:
+            self.require_debug_tensors()
         for name in options.tactic_sources or ():
             if not hasattr(self.trt.TacticSource, name):
                 known = ", ".join(sorted(self.trt.TacticSource.__members__))
@@ -219,6 +236,22 @@ class Api:
             context.set_device_memory(address, size)
         else:
             context.device_memory = address
+
+    @staticmethod
+    def mark_unfused(network: Any) -> bool:
+        """Make the tensors that will survive fusion debug tensors; False: TensorRT refuses."""
+        return bool(network.mark_unfused_tensors_as_debug_tensors())
+
+    @staticmethod
+    def watch_unfused(context: Any, listener: Any) -> bool:
+        """Have unfused tensors handed to ``listener`` in every run of ``context``; False: TensorRT refuses.
+
+        The state is a property whose setter drops TensorRT's answer, so it is read back.
+        """
+        if not context.set_debug_listener(listener):
+            return False
+        context.unfused_tensors_debug_state = True
+        return bool(context.unfused_tensors_debug_state)
 
     def engine_validity(self, runtime: Any, plan: bytes) -> tuple[str, int] | None:
         """RTX: ``(VALID, SUBOPTIMAL or INVALID, diagnostics)`` from the plan's first bytes; None elsewhere."""

@@ -79,6 +79,12 @@ class Device:
         """A PyCUDA event with timing."""
         return self.driver.Event()
 
+    def read(self, target: np.ndarray, address: int, stream: int) -> None:
+        """Copy the card's memory at ``address`` once what is on ``stream`` (a ``CUstream`` as a number) is done."""
+        _check("cuStreamSynchronize", ctypes.c_void_p(stream))
+        if target.nbytes:
+            self.driver.memcpy_dtoh(target, address)
+
     def free_bytes(self) -> int:
         return int(self.driver.mem_get_info()[0])
 

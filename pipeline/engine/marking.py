@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from pipeline.engine.compat import Api
 
-__all__ = ["HOW", "How", "mark_outputs", "returned"]
+__all__ = ["HOW", "How", "mark_outputs", "original", "returned"]
 
 How = Literal["itself", "doubled", "dequantised again"]
 HOW: tuple[How, ...] = ("doubled", "dequantised again", "itself")
@@ -27,6 +27,11 @@ HOW: tuple[How, ...] = ("doubled", "dequantised again", "itself")
 _SUFFIX = "::doubled"
 _TYPED = 10  # TensorRT's version from which on a dequantise layer is told its output type
 _TWO, _TWO_HALF = np.full(1, 2.0, np.float32), np.full(1, 2.0, np.float16)  # a network only points at its weights
+
+
+def original(name: str) -> str:
+    """The tensor that the engine's output ``name`` tells of."""
+    return name.removesuffix(_SUFFIX)
 
 
 def returned(outputs: Mapping[str, np.ndarray], name: str) -> np.ndarray | None:
@@ -37,11 +42,17 @@ def returned(outputs: Mapping[str, np.ndarray], name: str) -> np.ndarray | None:
     return None if doubled is None else np.asarray(doubled * doubled.dtype.type(0.5))
 
 
-def mark_outputs(network: Any, api: Api, names: Sequence[str], how: How, *, what: str) -> None:
+def mark_outputs(
+    network: Any, api: Api, names: Sequence[str], how: How, *, what: str, strictly: bool = True
+) -> tuple[str, ...]:
     """Make every tensor of ``names`` an output of ``network``.
 
     Args:
         what: the network in words, for errors.
+        strictly: False: what does not exist is left out and returned.
+
+    Returns:
+        The tensors that do not exist: a parser drops some, such as those behind an Identity.
 
     Raises:
         InputError: a tensor does not exist, or is to be dequantised again and comes from no DequantizeLinear.
@@ -54,8 +65,12 @@ def mark_outputs(network: Any, api: Api, names: Sequence[str], how: How, *, what
             tensor = layer.get_output(index)
             tensors[tensor.name], makers[tensor.name] = tensor, layer
     present = {network.get_output(number).name for number in range(network.num_outputs)}
+    missing = []
     for name in names:
         if name in present:
+            continue
+        if name not in tensors and not strictly:
+            missing.append(name)
             continue
         if name not in tensors:
             raise InputError(f"tensor {name!r} to return does not exist in {what}")
@@ -63,6 +78,7 @@ def mark_outputs(network: Any, api: Api, names: Sequence[str], how: How, *, what
         if how == "dequantised again":
             tensor = _again(network, api, makers[name], name)
         network.mark_output(tensor if how == "itself" else _doubled(network, api, tensor, name))
+    return tuple(missing)
 
 
 def _doubled(network: Any, api: Api, tensor: Any, name: str) -> Any:

@@ -78,6 +78,11 @@ class BuildOptions(Record):
     """Tensors to return beside the graph's outputs (per-layer capture). Each one may prevent a fusion."""
     mark_how: Literal["itself", "doubled", "dequantised again"] = "itself"
     """How they are returned, see :mod:`pipeline.engine.marking`."""
+    mark_strictly: bool = True
+    """A tensor of ``mark_outputs`` that TensorRT's network lacks is an error; False: a warning, and it is left out."""
+    watch_unfused: bool = False
+    """Tensors that survive fusion become debug tensors (TensorRT 10.12, RTX), see
+    :mod:`pipeline.engine.debug_tensors`. Fusion stays as it is."""
     verbose: bool = False
     """Keep TensorRT's verbose messages."""
 

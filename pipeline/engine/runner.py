@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipeline.artifact import Artifact
-from pipeline.core.errors import InputError, did_you_mean
+from pipeline.core.errors import InputError, ToolError, did_you_mean
 from pipeline.engine.compat import Api, load_api
 from pipeline.engine.cuda import Device, open_device
 from pipeline.engine.loading import artifact_engine, load_engine
@@ -156,6 +156,24 @@ class Runner(Serving):
                 np.copyto(request.inputs[name], values)
             with self.device.active():
                 return request._slot.layer_times(runs)
+
+    def run_watched(self, feeds: Mapping[str, np.ndarray], listener: Any) -> Arrays:
+        """One request whose unfused tensors TensorRT hands to ``listener``, an ``IDebugListener``, while it runs.
+
+        The engine must have been built with :attr:`BuildOptions.watch_unfused`, and run without CUDA graphs: a graph
+        that is replayed calls nobody.
+
+        Raises:
+            ToolError: TensorRT refuses the listener.
+        """
+        arrays = self.check(feeds)
+        with self.request({name: values.shape for name, values in arrays.items()}) as request:
+            if not self.api.watch_unfused(request._slot.context, listener):
+                raise ToolError(f"{self.api.title} hands out no debug tensors of this engine")
+            for name, values in arrays.items():
+                np.copyto(request.inputs[name], values)
+            request.submit()
+            return {name: values.copy() for name, values in request.wait().items()}
 
     def layer_information(self, shapes: Mapping[str, Shape] | None = None) -> str:
         """The engine inspector's JSON.

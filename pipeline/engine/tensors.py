@@ -13,7 +13,7 @@ from pipeline.records import TensorSpec
 if TYPE_CHECKING:
     from pipeline.engine.compat import Api
 
-__all__ = ["EngineIO", "checked"]
+__all__ = ["EngineIO", "checked", "numpy_dtype"]
 
 
 class EngineIO:
@@ -25,7 +25,7 @@ class EngineIO:
         inputs = [name for name in names if engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT]
         self.on_host = frozenset(name for name in names if engine.get_tensor_location(name) == trt.TensorLocation.HOST)
         """Tensors that TensorRT wants in host memory: shapes computed or used inside the graph."""
-        self.dtypes = {name: _numpy_dtype(trt, engine.get_tensor_dtype(name), name) for name in names}
+        self.dtypes = {name: numpy_dtype(trt, engine.get_tensor_dtype(name), name) for name in names}
         specs = {name: self._spec(engine, name) for name in names}
         self.inputs = tuple(specs[name] for name in inputs)
         self.outputs = tuple(specs[name] for name in names if name not in inputs)
@@ -47,7 +47,12 @@ def _shape_range(engine: Any, name: str, number: int) -> ShapeRange:
     return ShapeRange(min=low, opt=best, max=high)
 
 
-def _numpy_dtype(trt: Any, dtype: Any, name: str) -> np.dtype:
+def numpy_dtype(trt: Any, dtype: Any, name: str) -> np.dtype:
+    """numpy's type for a TensorRT ``DataType``.
+
+    Raises:
+        InputError: numpy has none (bfloat16, float8, int4, ...).
+    """
     try:
         found: np.dtype = np.dtype(trt.nptype(dtype))
     except TypeError as error:

@@ -24,9 +24,9 @@ __all__ = [
     "CAPTURE_BYTES",
     "Arrays",
     "CallableReading",
+    "EngineSource",
     "OrtReading",
     "Reading",
-    "RecordedReading",
     "check_finite",
     "float_and_int8",
     "micro_batches",
@@ -49,6 +49,26 @@ class Reading(Protocol):
 
     def __call__(self, batch: Batch) -> Arrays:
         """Tensor name to values; a tensor it cannot show is left out."""
+
+
+class EngineSource(Reading, Protocol):
+    """A reading of a real engine."""
+
+    @property
+    def recorded(self) -> str:
+        """``debug tensors`` or ``marked outputs``; empty where that is not known."""
+
+    @property
+    def ends(self) -> Mapping[str, str]:
+        """Layer's tensor to what may be shown for it: the activation behind it, where a kernel computes both."""
+
+    @property
+    def scales(self) -> Mapping[str, float]:
+        """Tensors of the last answer that the engine has as INT8 and their scale; the answer has them as floats."""
+
+    @property
+    def kept(self) -> int:
+        """Values of each tensor and sample in an answer, see :func:`pipeline.errors.recording.positions`; 0: all."""
 
 
 class OrtReading:
@@ -131,53 +151,21 @@ class OrtReading:
 class CallableReading:
     """A reading from a function of the inputs, such as a TensorRT engine with marked outputs."""
 
-    def __init__(self, function: Callable[[Mapping[str, Array]], Mapping[str, Array]], *, label: str) -> None:
+    def __init__(
+        self,
+        function: Callable[[Mapping[str, Array]], Mapping[str, Array]],
+        *,
+        label: str,
+        recorded: str = "",
+        ends: Mapping[str, str] | None = None,
+        scales: Mapping[str, float] | None = None,
+    ) -> None:
         self._function = function
-        self.label = label
+        self.label, self.recorded = label, recorded
+        self.ends, self.scales, self.kept = dict(ends or {}), dict(scales or {}), 0
 
     def __call__(self, batch: Batch) -> Arrays:
         return dict(self._function(batch.feeds))
-
-
-class RecordedReading:
-    """A reading made elsewhere (on a machine with a GPU) and kept as ``.npz``.
-
-    The file holds ``samples`` (sample numbers, shape (n,)) and one array per tensor with n rows. Tensors are read one
-    at a time. A batch of which the file has not every sample gives no tensors.
-
-    Raises:
-        InputError: the file is missing or damaged, has no ``samples``, or a tensor with another number of rows.
-    """
-
-    def __init__(self, path: Path, *, label: str) -> None:
-        self.label = label
-        try:
-            self._archive = np.load(path, allow_pickle=False)
-            numbers = self._archive["samples"]
-        except FileNotFoundError as error:
-            raise InputError(f"recorded tensors {path} do not exist") from error
-        except KeyError as error:
-            raise InputError(f"{path} has no array 'samples' with the sample numbers of its rows") from error
-        except Exception as error:
-            raise InputError(f"{path} is not a readable .npz file: {error}") from error
-        self._path = path
-        self._rows = {int(number): row for row, number in enumerate(np.atleast_1d(numbers))}
-
-    def __call__(self, batch: Batch) -> Arrays:
-        if any(sample not in self._rows for sample in batch.samples):
-            return {}
-        rows = [self._rows[sample] for sample in batch.samples]
-        values: Arrays = {}
-        for name in self._archive.files:
-            if name == "samples":
-                continue
-            array = self._archive[name]
-            if not array.ndim or array.shape[0] != len(self._rows):
-                raise InputError(
-                    f"{self._path}: tensor {name!r} has shape {array.shape}, expected {len(self._rows)} rows"
-                )
-            values[name] = array[rows]
-        return values
 
 
 def float_and_int8(

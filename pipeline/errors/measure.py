@@ -13,6 +13,7 @@ from pipeline.core.errors import InputError
 from pipeline.core.progress import SILENT, Progress
 from pipeline.errors.activations import ActivationFigures, quantisation_energy, sweep_activation
 from pipeline.errors.capture import float_and_int8
+from pipeline.errors.engine_errors import EngineErrors
 from pipeline.errors.graphs import Graph
 from pipeline.errors.local import LocalLayer, cut_layer
 from pipeline.errors.metrics import METRICS, PairSums, rows_per_sample, warm_up
@@ -26,13 +27,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from pipeline.data.batching import Batch
-    from pipeline.errors.capture import Arrays, Reading
+    from pipeline.errors.capture import Arrays, EngineSource
     from pipeline.errors.layers import Layer
 
 __all__ = ["Measurement", "measure"]
 
 Floats: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
-FUSED = "fused: the engine cannot show it"
 
 
 class Measurement:
@@ -50,7 +50,7 @@ def measure(
     layers: Sequence[Layer],
     batches: Iterable[Batch],
     *,
-    engine: Reading | None = None,
+    engine: EngineSource | None = None,
     calibrated: Mapping[str, Mapping[str, float]] | None = None,
     labels: Mapping[int, int] | None = None,
     progress: Progress = SILENT,
@@ -91,12 +91,12 @@ class _Run:
         layers: Sequence[Layer],
         cuts: Sequence[LocalLayer],
         calibrated: Mapping[str, Mapping[str, float]],
-        engine: Reading | None,
+        engine: EngineSource | None,
         labels: Mapping[int, int] | None,
     ) -> None:
         self.layers = tuple(layers)
         self.cuts = tuple(cuts)
-        self.engine = engine
+        self.engine = None if engine is None else EngineErrors(engine, [layer.tensor for layer in layers])
         self.samples: list[int] = []
         self.blocks: list[dict[str, Floats]] = []
         self.workers = Workers()
@@ -113,10 +113,9 @@ class _Run:
         self.top_one = TopOne(labels, list(fp32.outputs)) if labels is not None else None
         fed = [name for cut in cuts for name in cut.feeds]
         self.layer_tensors = [layer.tensor for layer in layers]
-        self.tensors = list(dict.fromkeys([*self.layer_tensors, *fp32.outputs]))
+        shown = () if self.engine is None else self.engine.tensors
+        self.tensors = list(dict.fromkeys([*self.layer_tensors, *fp32.outputs, *shown]))
         self.feeds = [name for name in dict.fromkeys([*fed, *self.scales]) if name not in self.tensors]
-        self.shown: set[str] = set()
-        self.engine_samples = 0
 
     def add(self, part: Batch, reference: Arrays, other: Arrays) -> None:
         samples = part.samples
@@ -137,7 +136,7 @@ class _Run:
         if self.top_one is not None:
             self.top_one.add(samples, reference, other)
         if self.engine is not None:
-            self._engine(self.engine, block, part, reference, other)
+            self.engine.add(block, part, reference, other)
         self.samples.extend(samples)
         self.blocks.append(block)
 
@@ -184,24 +183,10 @@ class _Run:
         block["clipped_share"][row] = total[:, 0] / np.maximum(total[:, 6], 1)
         block["clipping_error_share"][row] = np.divide(total[:, 1], error, out=np.zeros_like(error), where=error > 0)
 
-    def _engine(self, engine: Reading, block: dict[str, Floats], part: Batch, reference: Arrays, other: Arrays) -> None:
-        arrays = engine(part)
-        if arrays:
-            self.engine_samples += len(part.samples)
-        for row, tensor in enumerate(self.layer_tensors):
-            if tensor not in arrays:
-                continue
-            self.shown.add(tensor)
-            array = arrays[tensor]
-            for_fp32 = compared(tensor, reference[tensor], array, part.samples, label=engine.label)
-            _fill(block, row, "engine_", for_fp32)
-            for_int8 = compared(tensor, other[tensor], array, part.samples, label=engine.label)
-            block["engine_int8_relative_l2"][row] = for_int8.relative_l2
-
     def result(self, int8: Graph) -> Measurement:
         if not self.samples:
             raise InputError("no samples to measure on", remedy="give data with --data")
-        if self.engine is not None and not self.engine_samples:
+        if self.engine is not None and not self.engine.samples:
             raise InputError(
                 f"{self.engine.label} has no tensor of any of these samples", remedy="record it on the same samples"
             )
@@ -215,7 +200,7 @@ class _Run:
                 inputs=tuple(point.tensor for point in cut.inputs),
                 before=around[layer.tensor].before,
                 after=around[layer.tensor].after,
-                engine="" if self.engine is None else ("shown" if layer.tensor in self.shown else FUSED),
+                engine="" if self.engine is None else self.engine.state(layer.tensor),
             )
             for layer, cut in zip(self.layers, self.cuts, strict=True)
         )
@@ -230,6 +215,7 @@ class _Run:
             activations=self.activations,
             calibrators=calibrators,
             engine_label="" if self.engine is None else self.engine.label,
+            engine_recorded="" if self.engine is None else self.engine.recorded,
         )
         return Measurement(table, self.outputs, self.top_one)
 

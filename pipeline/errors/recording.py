@@ -1,8 +1,11 @@
 """Record an engine's layers on the machine with the GPU, for a report made elsewhere.
 
-``python -m pipeline.errors.recording ARTIFACT OUT.npz`` runs the artifact's INT8 graph as an engine with each quantised
-layer's tensor as an output, on the samples kept in the artifact. ``quantize errors ARTIFACT --engine-tensors OUT.npz``
-reads the file. Needs numpy, pydantic, TensorRT and PyCUDA; nothing else.
+``python -m pipeline.errors.recording ARTIFACT OUT.npz`` runs the artifact's INT8 graph as an engine on the samples kept
+in the artifact, and writes the quantised layers' tensors, one sample at a time: memory does not grow with their number.
+``quantize errors ARTIFACT --engine-tensors OUT.npz`` reads the file. Needs numpy, pydantic, TensorRT and PyCUDA.
+
+The file is an ``.npz``: ``PART/TENSOR`` with the numbers of a part (a few samples) and of a tensor, ``samples`` with
+the sample numbers of all parts in order, and ``meta``, JSON: see :class:`Meta`.
 """
 
 from __future__ import annotations
@@ -12,31 +15,85 @@ import json
 import sys
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+from pydantic import Field
 
 from pipeline.artifact import INT8_MODEL, PLACEMENT, SAMPLES, Artifact
+from pipeline.config import Profile
 from pipeline.core.errors import InputError, QuantizeError
 from pipeline.core.files import atomic_file
+from pipeline.records import Record
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from typing import IO
 
-__all__ = ["main", "record_engine"]
+    from pipeline.engine.capture import Capture, Recorded
+
+__all__ = ["META", "Meta", "main", "positions", "record_engine", "write_recording"]
+
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+META = "meta"
+_GOLDEN = 2654435769  # 2**32 divided by the golden ratio
 
 
-def record_engine(folder: Path, path: Path, *, target: str = "tensorrt", samples: int | None = None) -> int:
-    """Write ``samples`` and one array per quantised layer into ``path``; returns the number of layers.
+class Meta(Record):
+    """What stands beside the numbers of a recording."""
+
+    target: str
+    tensorrt: str
+    recorded: str
+    """``debug tensors`` or ``marked outputs``."""
+    tensors: tuple[str, ...]
+    """Names by number; an engine that never shows one has no array for it."""
+    sizes: tuple[int, ...]
+    """Samples in each part."""
+    kept: int = 0
+    """Values of a tensor and sample in the file, see :func:`positions`; 0: all."""
+    ends: dict[str, str] = Field(default_factory=dict)
+    """Layer's tensor to what may be shown for it, see :class:`pipeline.errors.capture.EngineSource`."""
+    scales: dict[str, float] = Field(default_factory=dict)
+    """Of the tensors that the engine has as INT8."""
+
+
+def positions(size: int, kept: int) -> Array:
+    """Which ``kept`` of ``size`` values are recorded, in rising order, the same in every sample and on every machine.
+
+    They are spread evenly, and not at equal distances, which would see the same columns of every image only: multiples
+    of the golden ratio, in whole numbers (a value may come twice where nearly all are kept).
+    """
+    places = np.arange(kept, dtype=np.uint64) * np.uint64(_GOLDEN) % np.uint64(1 << 32)
+    chosen: Array = np.sort((places * np.uint64(size)) >> np.uint64(32)).astype(np.int64)
+    return chosen
+
+
+def record_engine(
+    folder: Path,
+    path: Path,
+    *,
+    target: str = "tensorrt",
+    samples: int | None = None,
+    recorded: Recorded | None = None,
+    values: int | None = None,
+    warn: Callable[[str], None] = lambda text: None,
+) -> Meta:
+    """Write what an engine of ``folder``'s INT8 graph shows of its quantised layers into ``path``.
 
     Args:
         samples: how many of the artifact's samples; None: all of them.
+        recorded: the way; None: see :class:`pipeline.engine.capture.Capture`.
+        values: keep so many values of each tensor and sample (:func:`positions`) where it has more: errors are
+            estimated from them, roughly where a few clipped values carry most of it, and the file stays small. None:
+            all.
+        warn: is told why the preferred way was not taken.
 
     Raises:
-        InputError: no artifact, no samples in it, or nothing quantised.
+        InputError: no artifact, no samples in it, nothing quantised, or a TensorRT without that way.
         ToolError: no GPU, or TensorRT fails.
     """
-    from pipeline.engine.capture import capture_outputs
+    from pipeline.engine.capture import Capture
 
     artifact = Artifact.open(folder)
     try:
@@ -53,10 +110,71 @@ def record_engine(folder: Path, path: Path, *, target: str = "tensorrt", samples
         ) from error
     if not tensors:
         raise InputError(f"{folder} has no quantised layer")
-    values = next(iter(capture_outputs(artifact.path(INT8_MODEL), tensors, [feeds], target=target)))
-    with atomic_file(path) as stream:
-        np.savez(stream, samples=numbers, **values)  # type: ignore[arg-type]
-    return len(tensors)
+    profiles = [Profile.parse(text) for text in artifact.manifest.profiles]
+    with Capture(
+        artifact.path(INT8_MODEL),
+        tensors,
+        target=target,
+        profiles=profiles,
+        recorded=recorded,
+        warn=warn,
+    ) as capture:
+        one_by_one = ({name: array[i : i + 1] for name, array in feeds.items()} for i in range(len(numbers)))
+        with atomic_file(path) as stream:
+            return write_recording(stream, capture, one_by_one, numbers, target=target, kept=values or 0)
+
+
+def write_recording(
+    stream: IO[bytes],
+    capture: Capture,
+    batches: Iterable[Mapping[str, Array]],
+    numbers: Array,
+    *,
+    target: str,
+    kept: int = 0,
+) -> Meta:
+    """Run ``batches`` and write each one's tensors at once.
+
+    Args:
+        numbers: the sample numbers of all batches in order.
+    """
+    names: dict[str, int] = {}
+    sizes: list[int] = []
+    scales: dict[str, float] = {}
+    with zipfile.ZipFile(stream, "w") as archive:
+        for part, feeds in enumerate(batches):
+            count = len(next(iter(feeds.values())))
+            sizes.append(count)
+            for name, array in capture(feeds).items():
+                number = names.setdefault(name, len(names))
+                _write_array(archive, f"{part}/{number}", _thinned(np.atleast_1d(array), count, kept))
+            scales.update(capture.scales)
+        meta = Meta(
+            target=target,
+            tensorrt=capture.tensorrt,
+            recorded=capture.recorded,
+            tensors=tuple(names),
+            sizes=tuple(sizes),
+            kept=kept,
+            ends=capture.ends,
+            scales=scales,
+        )
+        _write_array(archive, "samples", np.asarray(numbers))
+        _write_array(archive, META, np.array(meta.model_dump_json()))
+    return meta
+
+
+def _thinned(array: Array, count: int, kept: int) -> Array:
+    if not kept or array.shape[0] % count or array.size // count <= kept:
+        return array
+    rows = array.reshape(count, -1)
+    thinned: Array = rows[:, positions(rows.shape[1], kept)]
+    return thinned
+
+
+def _write_array(archive: zipfile.ZipFile, name: str, array: Array) -> None:
+    with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+        np.lib.format.write_array(member, np.asarray(array), allow_pickle=False)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -66,13 +184,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("out", type=Path, help="an .npz file")
     parser.add_argument("--target", default="tensorrt", choices=("tensorrt", "rtx"))
     parser.add_argument("--samples", type=int, help="so many of the artifact's samples [all]")
+    parser.add_argument(
+        "--engine-capture",
+        choices=("debug-tensors", "marked-outputs"),
+        help="unfused debug tensors (TensorRT 10.12 and newer) or marked outputs [debug tensors where there are any]",
+    )
+    parser.add_argument("--values", type=int, help="so many values of each tensor and sample, evenly spread [all]")
     options = parser.parse_args(arguments)
+    chosen: Any = options.engine_capture.replace("-", " ") if options.engine_capture else None
     try:
-        count = record_engine(options.artifact, options.out, target=options.target, samples=options.samples)
+        for name in ("samples", "values"):
+            if (number := getattr(options, name)) is not None and number < 1:
+                raise InputError(f"--{name} must be at least 1, got {number}")
+        meta = record_engine(
+            options.artifact,
+            options.out,
+            target=options.target,
+            samples=options.samples,
+            recorded=chosen,
+            values=options.values,
+            warn=lambda text: print(f"warning: {text}", file=sys.stderr),
+        )
     except QuantizeError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
-    sys.stdout.write(f"{count} layers recorded in {options.out}\n")
+    size = options.out.stat().st_size / 1e6
+    count = len(meta.tensors)
+    sys.stdout.write(
+        f"{count} tensors of {sum(meta.sizes)} samples ({meta.recorded}) in {options.out}, {size:.1f} MB\n"
+    )
     return 0
 
 

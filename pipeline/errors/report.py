@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 from pipeline.artifact import INT8_MODEL
 from pipeline.core.errors import InputError
 from pipeline.core.progress import SILENT, Progress
-from pipeline.errors.capture import RecordedReading
+from pipeline.errors.engine_errors import FUSED, SHOWN
 from pipeline.errors.measure import measure
 from pipeline.errors.opening import calibrated_ranges, choose_data, open_models
 from pipeline.errors.qat import compare_with_qat
+from pipeline.errors.recorded import RecordedReading
 from pipeline.records import Record
 from pipeline.reports.content import ReportContent
 from pipeline.reports.tables import layer_summaries, operator_rows, worst_first
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 
     from pipeline.artifact import Artifact
     from pipeline.config import Preprocess
-    from pipeline.errors.capture import Reading
+    from pipeline.engine.capture import Recorded
+    from pipeline.errors.capture import EngineSource
     from pipeline.errors.measure import Measurement
     from pipeline.errors.opening import Opened
     from pipeline.errors.qat import QatComparison
@@ -44,6 +46,11 @@ class ErrorReport(Record):
     samples: int
     layers: int
     engine: str
+    """Which engine was read; empty without one."""
+    recorded: str
+    """What of it: ``debug tensors`` or ``marked outputs``; empty without an engine, or where a file does not say."""
+    engine_layers: dict[str, int]
+    """How many layers it shows in which way: ``shown``, ``shown, in INT8``, ``fused: ...``."""
     outputs: dict[str, dict[str, Any]]
     """Graph output to its figures, as in ``VerifyResult``."""
     top1_fp32: float | None
@@ -64,6 +71,7 @@ def report_artifact(
     labels: Path | None = None,
     engine: str | None = None,
     engine_tensors: Path | None = None,
+    engine_capture: Recorded | None = None,
     qat: Path | None = None,
     out: Path | None = None,
     progress: Progress = SILENT,
@@ -72,8 +80,9 @@ def report_artifact(
 
     Args:
         data: as for a build; None: the samples kept in the artifact.
-        engine: target whose engine is built with extra outputs and read too (needs its GPU).
+        engine: target whose engine is built and read too (needs its GPU).
         engine_tensors: ``.npz`` with an engine's tensors recorded elsewhere, in place of ``engine``.
+        engine_capture: with ``engine``: read debug tensors or marked outputs; None: debug tensors where there are any.
         qat: a Q/DQ graph of the same network from quantisation-aware training, to compare with.
         out: folder for the files; None: the artifact's ``reports``, and its manifest is updated.
 
@@ -86,7 +95,7 @@ def report_artifact(
         artifact, data, preprocess=preprocess, samples=samples, batch_size=batch_size, labels=labels, progress=progress
     )
     with ExitStack() as stack:
-        reading = _engine_reading(opened, engine, engine_tensors, stack)
+        reading = _engine_reading(opened, engine, engine_tensors, engine_capture, stack, progress)
         found = measure(
             opened.fp32,
             opened.int8,
@@ -98,21 +107,55 @@ def report_artifact(
             progress=progress,
             total=chosen.total,
         )
-        if reading is not None:
-            found.table.engine_label = reading.label
     compared = None if qat is None else compare_with_qat(opened, found.table, qat, chosen, progress=progress)
     target = out if out is not None else artifact.folder / "reports"
     files = write_reports(target, found.table, _content(artifact, found, chosen.text, compared))
     if out is None:
-        artifact.updated(files=tuple(f"reports/{name}" for name in files))
+        _update(artifact, files, found)
     return _summary(found, target, files, chosen.text, compared)
 
 
-def _engine_reading(opened: Opened, engine: str | None, recorded: Path | None, stack: ExitStack) -> Reading | None:
-    if engine is not None and recorded is not None:
+def _update(artifact: Artifact, files: Sequence[str], found: Measurement) -> None:
+    """The manifest: the files' hashes, and what the report's engine was."""
+    figures = {name: value for name, value in artifact.manifest.verification.items() if name != "engine"}
+    if found.table.engine_label:
+        figures["engine"] = {
+            "engine": found.table.engine_label,
+            "recorded": found.table.engine_recorded,
+            "layers": _engine_layers(found),
+        }
+    artifact.updated(files=tuple(f"reports/{name}" for name in files), verification=figures)
+
+
+def _engine_layers(found: Measurement) -> dict[str, int]:
+    if not found.table.engine_label:
+        return {}
+    kinds = [_kind(info.engine) for info in found.table.layers]
+    return {kind: kinds.count(kind) for kind in sorted(set(kinds))}
+
+
+def _kind(state: str) -> str:
+    """A layer's state without the names and numbers in it."""
+    if not state.startswith(SHOWN):
+        return state.partition(":")[0]
+    activation = " by the activation behind" if state.startswith(f"{SHOWN} as ") else ""
+    return SHOWN + activation + (" in INT8" if ", in INT8" in state else "")
+
+
+def _engine_reading(
+    opened: Opened,
+    engine: str | None,
+    file: Path | None,
+    recorded: Recorded | None,
+    stack: ExitStack,
+    progress: Progress,
+) -> EngineSource | None:
+    if engine is not None and file is not None:
         raise InputError("an engine is to be run and recorded tensors are given", remedy="leave one of the two out")
-    if recorded is not None:
-        return RecordedReading(recorded, label=f"the engine (recorded in {recorded.name})")
+    if recorded is not None and engine is None:
+        raise InputError("a way to capture an engine's tensors is named, and no engine", remedy="add --engine")
+    if file is not None:
+        return RecordedReading(file)
     if engine is None:
         return None
     from pipeline.config import Profile
@@ -121,7 +164,8 @@ def _engine_reading(opened: Opened, engine: str | None, recorded: Path | None, s
     profiles = tuple(Profile.parse(text) for text in opened.artifact.manifest.profiles)
     tensors = [layer.tensor for layer in opened.layers]
     model = opened.artifact.path(INT8_MODEL)
-    return stack.enter_context(EngineReading(model, tensors, target=engine, profiles=profiles))
+    reading = EngineReading(model, tensors, target=engine, profiles=profiles, recorded=recorded, progress=progress)
+    return stack.enter_context(reading)
 
 
 def _content(artifact: Artifact, found: Measurement, data: str, compared: QatComparison | None) -> ReportContent:
@@ -130,9 +174,7 @@ def _content(artifact: Artifact, found: Measurement, data: str, compared: QatCom
     calibrator = str(calibration)
     notes = []
     if found.table.engine_label:
-        fused = sum(info.engine != "shown" for info in found.table.layers)
-        count = len(found.table.layers)
-        notes.append(f"{found.table.engine_label}: {fused} of {count} layers are fused and cannot be shown.")
+        notes += _engine_notes(found)
     if compared is not None:
         notes += compared.attribution.sentences()
     figures = {name: {"note": "", **output.figures()} for name, output in found.outputs.items()}
@@ -152,6 +194,24 @@ def _content(artifact: Artifact, found: Measurement, data: str, compared: QatCom
     )
 
 
+def _engine_notes(found: Measurement) -> list[str]:
+    table, count = found.table, len(found.table.layers)
+    fused = sum(info.engine == FUSED for info in table.layers)
+    notes = [f"{table.engine_label}: {fused} of {count} layers are fused and cannot be shown."]
+    if table.engine_recorded:
+        notes[0] += f" Recorded: {table.engine_recorded}."
+    if table.engine_recorded == "marked outputs":
+        notes.append("Marked outputs undo fusions: the engine that serves may run other kernels around them.")
+    if any(", in INT8" in info.engine for info in table.layers):
+        notes.append(
+            "Tensors that the engine has in INT8 are compared with FP32 as they are (their own rounding counts) and "
+            "with the Q/DQ graph after the same quantisation."
+        )
+    if different := sum(info.engine.startswith("not compared") for info in table.layers):
+        notes.append(f"{different} of {count} layers are shown and could not be compared: see the layer.")
+    return notes
+
+
 def _facts(found: Measurement) -> list[tuple[str, str]]:
     facts = []
     if found.top_one is not None:
@@ -166,6 +226,8 @@ def _facts(found: Measurement) -> list[tuple[str, str]]:
         facts.append(("Output cosine", f"{first['cosine_mean']:.5f}"))
     facts.append(("Quantised layers", str(len(found.table.layers))))
     facts.append(("Samples", str(len(found.table.samples))))
+    if found.table.engine_recorded:
+        facts.append(("Engine: recorded", found.table.engine_recorded))
     return facts
 
 
@@ -184,6 +246,8 @@ def _summary(
         samples=len(table.samples),
         layers=len(table.layers),
         engine=table.engine_label,
+        recorded=table.engine_recorded,
+        engine_layers=_engine_layers(found),
         outputs={name: _finite(output.figures()) for name, output in found.outputs.items()},
         top1_fp32=found.top_one.reference if found.top_one else None,
         top1_int8=found.top_one.other if found.top_one else None,

@@ -56,7 +56,8 @@ class LayerInfo:
     """Quantised layers whose output reaches it with no other quantised layer between, by tensor."""
     after: tuple[str, ...] = ()
     engine: str = ""
-    """How the engine shows the tensor: empty (no engine), ``shown``, or why not (``fused``)."""
+    """How the engine shows the tensor: empty (no engine), ``shown`` (and as what), or why not (``fused``, ``not
+    compared``)."""
 
 
 @dataclass
@@ -70,7 +71,9 @@ class ErrorTable:
     calibrators: dict[str, dict[str, tuple[float, float]]] = field(default_factory=dict)
     """Calibrator to tensor to (amax, relative L2 of the tensor quantised with it)."""
     engine_label: str = ""
-    """What the engine's tensors are: marked outputs or unfused debug tensors, with its version."""
+    """Which engine the engine's tensors come from, with its version."""
+    engine_recorded: str = ""
+    """What they are: ``marked outputs`` or ``debug tensors``; empty without an engine, or where a file does not say."""
 
     def mean(self, column: str) -> Floats:
         """Mean over the samples that have a figure, shape (layers,); NaN where none has."""
@@ -108,6 +111,7 @@ class ErrorTable:
                 data[name] = self.columns[name].reshape(-1)
         if self.engine_label:
             data["engine"] = np.repeat([info.engine for info in self.layers], count)
+            data["engine_recorded"] = self.engine_recorded
         frame: pd.DataFrame = pd.DataFrame(data)
         return frame
 

@@ -218,7 +218,7 @@ function select(number, keepHash) {
     ["own share", percent(layer.own_share)], ["cause", layer.cause],
     ["SQNR", missing(layer.sqnr_db) ? "exact" : layer.sqnr_db.toFixed(1) + " dB"], ["cosine", fixed(6)(layer.cosine)], ["max absolute", error(layer.max_abs)],
   ];
-  if (data.engine) rows.push(["engine", layer.engineState === "shown" ? `${error(layer.engine)} to FP32, ${error(layer.engine_int8)} to the Q/DQ graph` : layer.engineState]);
+  if (data.engine) rows.push(["engine", layer.engineState.startsWith("shown") ? `${error(layer.engine)} to FP32, ${error(layer.engine_int8)} to the Q/DQ graph (${layer.engineState})` : layer.engineState]);
   const list = element("dl", { class: "figures" });
   for (const [key, value] of rows) list.append(element("dt", {}, key), element("dd", {}, value));
   const parts = [element("button", { class: "close", type: "button", on: { click: close } }, "Close"), element("h2", {}, layer.node), list, sampleStrip(number), element("h3", {}, "Quantised layers before and after"), neighbourGraph(number)];
@@ -317,9 +317,10 @@ const columns = [
   number("max_abs", "Max abs", error),
 ];
 if (data.engine) {
+  const shownOr = (layer, value) => layer.engineState.startsWith("shown") ? error(value) : layer.engineState.split(":")[0];
   const engineScale = scaleFor(layers.map((layer) => layer.engine));
-  columns.push(number("engine", "Engine", (value, layer) => layer.engineState === "shown" ? error(value) : "fused", engineScale, data.engine));
-  columns.push(number("engine_int8", "Engine to Q/DQ", (value, layer) => layer.engineState === "shown" ? error(value) : "fused", engineScale));
+  columns.push(number("engine", "Engine", (value, layer) => shownOr(layer, value), engineScale, data.engine));
+  columns.push(number("engine_int8", "Engine to Q/DQ", (value, layer) => shownOr(layer, value), engineScale));
 }
 const layerTable = sortableTable(layers, columns, {
   pick: (layer) => select(layers.indexOf(layer)),

@@ -103,6 +103,10 @@ class FakeDriver:
         assert source.flags.c_contiguous
         memory(address, source.nbytes)[:] = source.reshape(-1).view(np.uint8)
 
+    def memcpy_dtoh(self, target: np.ndarray, address: int) -> None:
+        self.need_context()
+        target.reshape(-1).view(np.uint8)[:] = memory(address, target.nbytes)
+
     def memcpy_dtoh_async(self, target: np.ndarray, address: int, stream: Any) -> None:
         self.need_context()
         target.reshape(-1).view(np.uint8)[:] = memory(address, target.nbytes)
@@ -121,6 +125,7 @@ class FakeGraphs:
         self.graphs: dict[int, list[Any]] = {}
         self.refuse = False
         self.launches = 0
+        self.synchronized: list[int | None] = []
 
     def cuStreamBeginCapture_v2(self, stream: Any, mode: Any) -> int:
         self.capturing = []
@@ -132,6 +137,10 @@ class FakeGraphs:
             return 901
         self.graphs[len(self.graphs) + 1] = work
         graph._obj.value = len(self.graphs)
+        return 0
+
+    def cuStreamSynchronize(self, stream: Any) -> int:
+        self.synchronized.append(stream.value)
         return 0
 
     def cuGraphInstantiateWithFlags(self, executable: Any, graph: Any, flags: Any) -> int:
@@ -163,13 +172,21 @@ def plan(
     profiles: Any = (((1, 3), (4, 3), (8, 3)),),
     dtype: str = "float32",
     scratch: int = 4096,
+    debug: Any = (),
 ) -> bytes:
-    """A fake engine from ``x`` to ``y``: ``double``, ``triple`` (same shape) or ``positive`` (data-dependent size)."""
-    return json.dumps({"operation": operation, "profiles": profiles, "dtype": dtype, "scratch": scratch}).encode()
+    """A fake engine from ``x`` to ``y``: ``double``, ``triple`` (same shape) or ``positive`` (data-dependent size).
+
+    ``debug``: name, dtype and factor of each debug tensor, which is ``x`` times the factor.
+    """
+    spec = {"operation": operation, "profiles": profiles, "dtype": dtype, "scratch": scratch, "debug": debug}
+    return json.dumps(spec).encode()
 
 
 def fake_tensorrt(graphs: FakeGraphs, *, version: str = "8.6.0") -> Any:
-    """A module object with the part of TensorRT that loading and running use."""
+    """A module object with the part of TensorRT that loading and running use.
+
+    The calls for debug tensors are those of 10.16; ``version`` decides whether a network can be marked with them.
+    """
 
     class ILogger:
         INTERNAL_ERROR, ERROR, WARNING, INFO, VERBOSE = range(5)
@@ -180,6 +197,10 @@ def fake_tensorrt(graphs: FakeGraphs, *, version: str = "8.6.0") -> Any:
     class Plain:
         def __init__(self) -> None:
             """Base of a callback."""
+
+    class Marking(Plain):
+        def mark_unfused_tensors_as_debug_tensors(self) -> bool:
+            return True
 
     class Runtime:
         def __init__(self, logger: Any) -> None:
@@ -246,6 +267,8 @@ def fake_tensorrt(graphs: FakeGraphs, *, version: str = "8.6.0") -> Any:
             self.allocator: Any = None
             self.profiler: Any = None
             self.fail = False
+            self.listener: Any = None
+            self.unfused_tensors_debug_state = False
 
         def set_optimization_profile_async(self, profile: int, stream: int) -> bool:
             self.profile = profile
@@ -270,8 +293,27 @@ def fake_tensorrt(graphs: FakeGraphs, *, version: str = "8.6.0") -> Any:
             self.allocator = allocator
             return True
 
+        def set_debug_listener(self, listener: Any) -> bool:
+            if self.spec["operation"] == "mute":
+                return False
+            self.listener = listener
+            return True
+
+        def report(self, stream: int) -> None:
+            """Hand out the debug tensors; their memory is worth nothing after each call."""
+            if self.listener is None or not self.unfused_tensors_debug_state:
+                return
+            x = memory(self.addresses["x"], int(np.prod(self.shape)) * 4).view(np.float32).reshape(self.shape)
+            for name, dtype, factor in self.spec["debug"]:
+                values = (x * factor).astype(dtype if dtype != "bfloat16" else np.uint16)
+                location = "host" if name.startswith("host") else "device"
+                address = values.ctypes.data
+                self.listener.process_debug_tensor(address, location, dtype, list(values.shape), name, stream)
+                values[:] = 77
+
         def execute_async_v3(self, stream: int) -> bool:
             assert self.device_memory
+            self.report(stream)
             if self.spec["operation"] == "fail":
                 return False
             if graphs.capturing is not None:
@@ -298,15 +340,22 @@ def fake_tensorrt(graphs: FakeGraphs, *, version: str = "8.6.0") -> Any:
                 values, address = values * factor, addresses["y"]
             memory(address, values.nbytes)[:] = values.view(np.uint8)
 
+    def nptype(dtype: Any) -> Any:
+        if dtype == "bfloat16":
+            raise TypeError("Could not resolve TensorRT datatype to an equivalent numpy datatype.")
+        return np.dtype(dtype).type
+
     return SimpleNamespace(
         __version__=version,
         __name__=f"fake_tensorrt_{id(graphs)}",
         ILogger=ILogger,
         IProfiler=Plain,
         IOutputAllocator=Plain,
+        IDebugListener=Plain,
+        INetworkDefinition=Marking if tuple(map(int, version.split(".")[:2])) >= (10, 12) else Plain,
         Runtime=Runtime,
         TensorIOMode=SimpleNamespace(INPUT="input", OUTPUT="output"),
         TensorLocation=SimpleNamespace(HOST="host", DEVICE="device"),
-        nptype=lambda dtype: np.dtype(dtype).type,
+        nptype=nptype,
         LayerInformationFormat=SimpleNamespace(JSON=1),
     )

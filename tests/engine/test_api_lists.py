@@ -36,6 +36,7 @@ CLASSES = {
 FILES = {
     "child.py": set(CLASSES),
     "compat.py": set(CLASSES),
+    "debug_tensors.py": set(),
     "timing_cache.py": {"config", "current"},
     "loading.py": {"runtime"},
     "marking.py": {"network", "tensor", "layer"},
@@ -70,6 +71,10 @@ OPTIONAL = {
     "ICudaEngine.create_execution_context_without_device_memory": OLD,
     "ExecutionContextAllocationStrategy": STRONG,
     "IExecutionContext.set_device_memory": STRONG,
+    "IDebugListener": STRONG,
+    "INetworkDefinition.mark_unfused_tensors_as_debug_tensors": STRONG,
+    "IExecutionContext.set_debug_listener": STRONG,
+    "IExecutionContext.unfused_tensors_debug_state": STRONG,
     "Runtime.get_engine_validity": {"rtx-1.7"},
     "Runtime.engine_header_size": {"rtx-1.7"},
 }
@@ -169,7 +174,7 @@ def test_what_is_optional_is_in_the_versions_named_and_used(use: str) -> None:
 
 @pytest.mark.parametrize("use", OPTIONAL)
 def test_what_is_optional_is_used_in_compat_or_behind_a_question(use: str) -> None:
-    allowed = {"compat.py", "calibration.py", "child.py"}
+    allowed = {"compat.py", "calibration.py", "child.py", "debug_tensors.py"}
     for found, files in all_uses().items():
         if found == use or found.startswith(use + "."):
             assert files <= allowed, f"{use} in {files}"

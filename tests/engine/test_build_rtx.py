@@ -113,6 +113,17 @@ def test_the_output_of_a_dequantizelinear_can_be_returned(tmp_path: Path, how: H
     assert build(model, tmp_path, PROFILE, mark_outputs=(name,), mark_how=how).plan_sha256 != plain.plan_sha256
 
 
+def test_a_network_takes_the_mark_for_unfused_debug_tensors(tmp_path: Path) -> None:
+    """That RTX accepts it is what can be seen here: the plan has the same size, and cannot run without a card."""
+    assert build(graphs.qdq_conv(tmp_path / "m.onnx"), tmp_path, PROFILE, watch_unfused=True).options.watch_unfused
+
+
+def test_a_tensor_that_does_not_exist_can_be_left_out(tmp_path: Path) -> None:
+    model = graphs.qdq_conv(tmp_path / "m.onnx")
+    record = build(model, tmp_path, PROFILE, mark_outputs=("c", "nothing"), mark_strictly=False)
+    assert [m.text for m in record.messages if "'nothing'" in m.text and m.severity == "warning"]
+
+
 def test_only_a_dequantizelinear_can_be_repeated(tmp_path: Path) -> None:
     text = refused(
         graphs.qdq_conv(tmp_path / "m.onnx"), tmp_path, PROFILE, mark_outputs=("c",), mark_how="dequantised again"

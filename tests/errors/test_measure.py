@@ -10,12 +10,14 @@ import pytest
 
 from pipeline.core.errors import CheckFailed, InputError
 from pipeline.errors.activations import BINS, SPAN, quantisation_energy, sweep_activation
-from pipeline.errors.capture import CallableReading, OrtReading, RecordedReading
+from pipeline.errors.capture import CallableReading, OrtReading
+from pipeline.errors.engine_errors import FUSED
 from pipeline.errors.graphs import Graph
 from pipeline.errors.layers import layers_of_graph
-from pipeline.errors.measure import FUSED, measure
+from pipeline.errors.measure import measure
 from pipeline.errors.metrics import pair_sums
 from pipeline.errors.neighbours import neighbours
+from pipeline.errors.recorded import RecordedReading
 from pipeline.errors.table import COLUMNS, read_table
 from tests.errors.networks import batches, fake_quantised, network
 
@@ -183,7 +185,7 @@ def test_recorded_engine(tmp_path):
     tensors = [OrtReading(net.int8, ["sum", "logits"], label="", optimise=False)(batch) for batch in data[:2]]
     joined = {name: np.concatenate([part[name] for part in tensors]) for name in tensors[0]}
     np.savez(tmp_path / "engine.npz", samples=[10, 11, 12, 13], **joined)
-    reading = RecordedReading(tmp_path / "engine.npz", label="recorded")
+    reading = RecordedReading(tmp_path / "engine.npz")
     table = measure(fp32, int8, layers, data, engine=reading).table
     row = _row(table, "add_node")
     assert np.isfinite(table.columns["engine_relative_l2"][row]).tolist() == [True] * 4 + [False] * 2
@@ -197,7 +199,7 @@ def test_recorded_engine(tmp_path):
         (b"not a zip", "is not a readable .npz file"),
         ({"sum": np.zeros(3)}, "has no array 'samples'"),
         ({"samples": [10, 11], "sum": np.zeros((3, 2))}, r"tensor 'sum' has shape \(3, 2\), expected 2 rows"),
-        ({"samples": [99], "sum": np.zeros((1, 2))}, "recorded has no tensor of any of these samples"),
+        ({"samples": [99], "sum": np.zeros((1, 2))}, r"recorded in engine.npz\) has no tensor of any of these samples"),
     ],
 )
 def test_bad_recordings(tmp_path, arrays, message):
@@ -207,7 +209,7 @@ def test_bad_recordings(tmp_path, arrays, message):
     elif arrays is not None:
         np.savez(path, **arrays)
     with pytest.raises(InputError, match=message):
-        measure(fp32, int8, layers, batches(), engine=RecordedReading(path, label="recorded"))
+        measure(fp32, int8, layers, batches(), engine=RecordedReading(path))
 
 
 def test_engine_of_another_shape_is_named():

@@ -17,7 +17,9 @@ from pipeline.cli.errors import command as errors_command
 from pipeline.core.errors import InputError
 from pipeline.data import open_source
 from pipeline.errors.diff import diff_artifacts
+from pipeline.errors.engine_errors import FUSED
 from pipeline.errors.report import report_artifact
+from pipeline.errors.table import read_table
 from tests.errors.artifacts import images, make_artifact
 from tests.errors.networks import CLASSES, batches, network
 
@@ -100,36 +102,153 @@ def test_recorded_engine_and_fused_layers(artifact, tmp_path):
     assert "4 of 6 layers are fused and cannot be shown" in (tmp_path / "out" / "report.html").read_text()
 
 
-def test_engine_with_marked_outputs(artifact, tmp_path, monkeypatch):
-    """The wiring to TensorRT, with onnxruntime in its place."""
+@pytest.fixture
+def tensorrt(monkeypatch):
+    """The wiring to TensorRT, with onnxruntime in its place; a version's class list decides what it can do."""
     from types import SimpleNamespace
 
-    from pipeline.engine import capture, runner
+    from pipeline.engine import capture
     from pipeline.errors.capture import OrtReading
+    from tests.engine.test_compat import api as listed_api
 
-    asked = {}
+    asked = {"version": "8.6"}
 
-    def build(model, tensors, profiles, *, plan_path, target):
-        asked.update(tensors=tensors, profiles=profiles, target=target)
-        return SimpleNamespace(tensorrt="8.6.0")
+    def build(model, tensors, profiles, *, plan_path, target, recorded, **rest):
+        asked.update(tensors=tensors, profiles=profiles, target=target, recorded=recorded)
 
     class FakeRunner:
         def __init__(self, plan, *, target, record):
-            self.reading = OrtReading(net.int8, asked["tensors"], label="", optimise=False)
+            self.profiles = asked["profiles"]
+            self.inputs = [SimpleNamespace(name="x")]
+            self.device = None
 
         def __call__(self, feeds):
-            return self.reading.run(feeds)
+            return OrtReading(net.int8, asked["tensors"], label="", optimise=False).run(feeds)
+
+        def run_watched(self, feeds, listener):
+            host = listed.trt.TensorLocation.HOST
+            names = ["relu_q", "sum", "pooled", "logits"]
+            for name, values in OrtReading(net.int8, names, label="", optimise=False).run(feeds).items():
+                kind = listed.trt.DataType.INT8 if name == "relu_q" else listed.trt.DataType.FLOAT
+                values = asked.get("layout", lambda name, values: values)(name, np.ascontiguousarray(values))
+                listener.process_debug_tensor(values.ctypes.data, host, kind, values.shape, name, 0)
+            return OrtReading(net.int8, ["logits"], label="", optimise=False).run(feeds)
 
         def close(self):
             asked["closed"] = True
 
+    def load(target):
+        nonlocal listed
+        listed = listed_api(asked["version"])
+        kinds = {listed.trt.DataType.INT8: np.int8, listed.trt.DataType.FLOAT: np.float32}
+        listed.trt.nptype = kinds.__getitem__
+        listed.trt.IDebugListener = type("IDebugListener", (), {"__init__": lambda self: None})
+        return listed
+
+    listed = None
+    monkeypatch.setattr(capture, "load_api", load)
+    monkeypatch.setattr(capture, "no_device_reason", lambda: None)
     monkeypatch.setattr(capture, "build_capture", build)
-    monkeypatch.setattr(runner, "Runner", FakeRunner)
+    monkeypatch.setattr(capture, "Runner", FakeRunner)
+    return asked
+
+
+def test_engine_with_marked_outputs(artifact, tmp_path, tensorrt):
     report = report_artifact(artifact, engine="tensorrt", out=tmp_path / "out")
-    assert report.engine == "the engine (tensorrt 8.6.0, tensors marked as outputs)"
-    assert asked["tensors"] == ("stem", "branch", "sum", "padded", "last", "logits")
-    assert str(asked["profiles"][0]) == "x=1x3x8x8,2x3x8x8,2x3x8x8"
-    assert asked["closed"]
+    assert report.engine == "the engine (tensorrt 8.6.0, marked outputs)"
+    assert report.recorded == "marked outputs"
+    assert report.engine_layers == {"shown": 6}
+    assert tensorrt["recorded"] == "marked outputs"
+    assert tensorrt["tensors"] == ("stem", "branch", "sum", "padded", "last", "logits")
+    assert str(tensorrt["profiles"][0]) == "x=1x3x8x8,2x3x8x8,2x3x8x8"
+    assert tensorrt["closed"]
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "Recorded: marked outputs." in page
+    assert "the engine that serves may run other kernels" in page
+    assert set(read_table(tmp_path / "out" / "errors.parquet").engine_recorded) == {"marked outputs"}
+
+
+def test_engine_with_debug_tensors(artifact, tmp_path, tensorrt):
+    """relu is there in INT8 under its quantiser's name, and stands for stem, which was fused with it."""
+    tensorrt["version"] = "10.16"
+    report = report_artifact(artifact, engine="tensorrt")
+    assert report.recorded == "debug tensors"
+    assert report.engine == "the engine (tensorrt 10.16.1.11, debug tensors)"
+    assert report.engine_layers == {"fused": 3, "shown": 2, "shown by the activation behind in INT8": 1}
+    table = read_table(artifact / "reports" / "errors.parquet")
+    state = table.groupby("layer").engine.first().to_dict()
+    assert state["stem"] == "shown as relu, after the activation, in INT8"
+    assert state["sum"] == state["logits"] == "shown"
+    assert state["branch"] == state["padded"] == state["last"] == FUSED
+    fused = table[table.layer == "branch"]
+    assert fused.engine_relative_l2.isna().all()
+    shown = table[table.layer == "stem"]
+    assert (shown.engine_int8_relative_l2 < 1e-6).all(), "the same codes as the Q/DQ graph's"
+    assert (shown.engine_relative_l2 > 1e-3).all(), "to FP32 the rounding counts"
+    page = (artifact / "reports" / "report.html").read_text()
+    assert "3 of 6 layers are fused and cannot be shown. Recorded: debug tensors." in page
+    assert "after the same quantisation" in page
+    engine = Artifact.open(artifact).manifest.verification["engine"]
+    assert engine["recorded"] == "debug tensors"
+    assert Artifact.open(artifact).differences() == []
+    report_artifact(artifact)
+    assert "engine" not in Artifact.open(artifact).manifest.verification
+
+
+def test_a_debug_tensor_in_another_layout_is_not_compared(artifact, tmp_path, tensorrt):
+    def channels_last(name, values):
+        if name != "sum":
+            return values
+        return np.ascontiguousarray(values.transpose(0, 2, 3, 1)).reshape(values.shape)
+
+    tensorrt.update(version="10.16", layout=channels_last)
+    report = report_artifact(artifact, engine="tensorrt", out=tmp_path / "out")
+    assert report.engine_layers["not compared"] == 1
+    table = read_table(tmp_path / "out" / "errors.csv")
+    rows = table[table.layer == "sum"]
+    assert set(rows.engine) == {"not compared: the engine's memory layout is not row-major"}
+    assert rows.engine_relative_l2.isna().all()
+    assert "1 of 6 layers are shown and could not be compared" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_a_debug_tensor_of_another_shape(artifact, tmp_path, tensorrt):
+    shapes = {"logits": lambda values: values.reshape(*values.shape, 1, 1), "sum": lambda values: values[:, :2].copy()}
+    tensorrt.update(version="10.16", layout=lambda name, values: shapes.get(name, lambda v: v)(values))
+    report_artifact(artifact, engine="tensorrt", out=tmp_path / "out")
+    table = read_table(tmp_path / "out" / "errors.csv")
+    assert set(table[table.layer == "logits"].engine) == {"shown"}
+    state = "not compared: the engine has it with shape (2, 2, 8, 8), the graph with (2, 4, 8, 8)"
+    assert set(table[table.layer == "sum"].engine) == {state}
+
+
+def test_debug_tensors_asked_of_8_6(artifact, tensorrt, tmp_path):
+    arguments = [
+        str(artifact),
+        "--engine",
+        "tensorrt",
+        "--engine-capture",
+        "debug-tensors",
+        "--out",
+        str(tmp_path / "o"),
+    ]
+    found = CliRunner().invoke(errors_command, arguments)
+    assert found.exit_code == 2
+    assert "they take TensorRT 10.12 or newer" in " ".join(found.output.split())
+    assert not (tmp_path / "o").exists()
+
+
+def test_the_command_says_what_was_recorded(artifact, tensorrt, tmp_path):
+    tensorrt["version"] = "11.4"
+    for way, words in (("marked-outputs", "marked outputs"), (None, "debug tensors")):
+        arguments = [str(artifact), "--engine", "tensorrt", "--out", str(tmp_path / "o")]
+        found = CliRunner().invoke(errors_command, arguments + (["--engine-capture", way] if way else []))
+        assert found.exit_code == 0, found.output
+        assert f"recorded {words}; layers:" in " ".join(found.output.split())
+
+
+def test_a_way_to_capture_needs_an_engine(artifact):
+    with pytest.raises(InputError, match="a way to capture an engine's tensors is named, and no engine"):
+        report_artifact(artifact, engine_capture="debug tensors")
 
 
 def test_qat_side_by_side(artifact, tmp_path):

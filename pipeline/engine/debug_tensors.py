@@ -1,0 +1,200 @@
+"""Unfused debug tensors: what TensorRT hands out while an engine runs that is fused as it would be without looking.
+
+From TensorRT 10.12 on (and in RTX) ``mark_unfused_tensors_as_debug_tensors`` makes a debug tensor of whatever survives
+fusion. A listener gets each one's address, which is valid during the call only. What follows from that:
+
+- A tensor that was fused away is never reported, and nobody says which those are.
+- The names are those of the engine inspector. In Q/DQ graphs most tensors between layers are INT8, under the name of
+  the QuantizeLinear's output; kernels that Myelin made have names of its own, which no tensor of the graph has.
+- Nothing is said of the memory layout. NVIDIA's own writer (trtexec) takes the values as row-major, and so does this;
+  who compares them has to notice when they are not (:mod:`pipeline.errors.engine_errors`).
+
+Not yet run on a card: no TensorRT from 10.12 on was at hand with a GPU it runs on. The tests hold the calls against
+the class lists of 10.16, 11.4 and RTX, run them on a fake card, and call the listener through the virtual table of
+RTX's own class.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pipeline.core.errors import QuantizeError, ToolError
+from pipeline.engine.tensors import numpy_dtype
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pipeline.engine.compat import Api
+    from pipeline.engine.cuda import Device
+    from pipeline.engine.onnx_wire import Graph, Node
+
+__all__ = ["Watched", "Watcher", "fused_ends", "watched_names"]
+
+_PROFILE = re.compile(r" \[profile \d+\]$")
+_ACTIVATIONS = frozenset(
+    {"Clip", "Elu", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "PRelu", "Relu", "Sigmoid", "Softplus", "Tanh"}
+)
+"""What kernels compute on their result before they store it."""
+
+
+@dataclass(frozen=True)
+class Watched:
+    """What a name that TensorRT may report stands for."""
+
+    tensor: str
+    """A float tensor of the graph."""
+    scale: float | None = None
+    """The name is that of the tensor's INT8 form: values are codes times this. None: of the tensor itself."""
+
+
+def fused_ends(graph: Graph, tensors: Sequence[str]) -> dict[str, str]:
+    """Tensor to what it becomes after the one activation that alone reads it; tensors without one are left out.
+
+    A kernel that fuses a layer with its activation shows the latter only.
+    """
+    consumers = _consumers(graph)
+    outputs = {spec.name for spec in graph.outputs}
+    found = {}
+    for name in tensors:
+        readers = consumers.get(name, [])
+        if name not in outputs and len(readers) == 1 and readers[0].op_type in _ACTIVATIONS:
+            found[name] = readers[0].outputs[0]
+    return found
+
+
+def watched_names(graph: Graph, tensors: Sequence[str]) -> dict[str, Watched]:
+    """Every name under which an engine may report ``tensors``: their own, and those of their INT8 forms.
+
+    An INT8 form counts where it can be turned back: one constant scale above 0, zero point 0.
+    """
+    consumers = _consumers(graph)
+    constants = dict(graph.initializers)
+    constants.update(
+        {
+            node.outputs[0]: node.attributes["value"].tensor
+            for node in graph.nodes
+            if node.op_type == "Constant" and "value" in node.attributes and node.attributes["value"].tensor is not None
+        }
+    )
+
+    def constant(node: Node, position: int) -> np.ndarray | None:
+        tensor = constants.get(node.inputs[position]) if len(node.inputs) > position else None
+        return None if tensor is None else tensor.values()
+
+    names = {name: Watched(name) for name in tensors}
+    for name in tensors:
+        for node in consumers.get(name, []):
+            if node.op_type != "QuantizeLinear":
+                continue
+            scale, zero = constant(node, 1), constant(node, 2)
+            if scale is not None and scale.size == 1 and scale[0] > 0 and (zero is None or not zero.any()):
+                names.setdefault(node.outputs[0], Watched(name, float(scale[0])))
+    return names
+
+
+def _consumers(graph: Graph) -> dict[str, list[Node]]:
+    found: dict[str, list[Node]] = {}
+    for node in graph.nodes:
+        for name in dict.fromkeys(node.inputs):
+            found.setdefault(name, []).append(node)
+    return found
+
+
+class Watcher:
+    """Copies the wanted ones of the tensors that TensorRT reports, one run at a time.
+
+    Args:
+        wanted: reported name to what it stands for, see :func:`watched_names`.
+    """
+
+    def __init__(self, api: Api, device: Device, wanted: Mapping[str, Watched]) -> None:
+        self._api, self._device, self._wanted = api, device, dict(wanted)
+        self._seen: dict[str, np.ndarray] = {}
+        self._error: Exception | None = None
+        self.others: set[str] = set()
+        """Reported names that stand for nothing wanted, over all runs."""
+        self.skipped: dict[str, str] = {}
+        """Wanted names that could not be copied, and why."""
+        self.listener = self._make_listener()
+
+    def begin(self) -> None:
+        """Forget the run before: memory holds the tensors of one run only."""
+        self._seen, self._error = {}, None
+
+    def values(self) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+        """Tensor to float values of the run, and the scales of those that came as INT8.
+
+        A tensor that was reported both ways counts as itself.
+
+        Raises:
+            ToolError: copying failed during the run.
+        """
+        if self._error is not None:
+            raise ToolError(f"a debug tensor could not be copied: {self._error}") from self._error
+        values: dict[str, np.ndarray] = {}
+        scales: dict[str, float] = {}
+        for name, array in self._seen.items():
+            watched = self._wanted[name]
+            if watched.scale is None:
+                values[watched.tensor] = array
+                scales.pop(watched.tensor, None)
+            elif watched.tensor not in values:
+                values[watched.tensor] = array.astype(np.float32) * np.float32(watched.scale)
+                scales[watched.tensor] = watched.scale
+        return values, scales
+
+    def receive(self, address: Any, location: Any, dtype: Any, shape: Any, name: str, stream: int) -> None:
+        """Take in one tensor while its memory is valid."""
+        name = _PROFILE.sub("", name)
+        watched = self._wanted.get(name)
+        if watched is None:
+            self.others.add(name)
+            return
+        try:
+            kind = numpy_dtype(self._api.trt, dtype, name)
+        except QuantizeError as error:
+            self.skipped[name] = error.message
+            return
+        if (kind == np.int8) != (watched.scale is not None):
+            self.skipped[name] = f"reported as {kind}, expected {'int8' if watched.scale else 'floating point'}"
+            return
+        target = np.empty(tuple(int(dim) for dim in shape), kind)
+        if location == self._api.trt.TensorLocation.HOST:
+            ctypes.memmove(target.ctypes.data, _address(address), target.nbytes)
+        else:
+            with self._device.active():
+                self._device.read(target, _address(address), stream)
+        self._seen[name] = target
+
+    def _make_listener(self) -> Any:
+        watcher, base = self, self._api.trt.IDebugListener
+
+        class Listener(base):  # type: ignore[valid-type,misc]
+            def __init__(self) -> None:
+                base.__init__(self)
+
+            def process_debug_tensor(
+                self, addr: Any, location: Any, type: Any, shape: Any, name: str, stream: int
+            ) -> bool:
+                try:
+                    watcher.receive(addr, location, type, shape, name, stream)
+                except Exception as error:  # TensorRT prints it and goes on: it is raised after the run
+                    watcher._error = watcher._error or error
+                    return False
+                return True
+
+        return Listener()
+
+
+def _address(value: Any) -> int:
+    """A pointer as a number. The bindings hand over a number, though their signature says capsule."""
+    if isinstance(value, int):
+        return value
+    get = ctypes.pythonapi.PyCapsule_GetPointer
+    get.restype, get.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+    return int(get(value, None) or 0)
