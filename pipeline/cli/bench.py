@@ -9,6 +9,7 @@ import click
 
 from pipeline.cli.choices import choices_table
 from pipeline.cli.common import console, make_progress, output_options, print_json, user_errors
+from pipeline.cli.tables import add_row, new_table, print_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 
     from pipeline.engine.bench import Measurement
     from pipeline.engine.suite import SuiteResult
+
+_FEW = 4
+"""Figures in a row, beyond which a table is set dense."""
 
 
 def _words(context: click.Context, parameter: click.Parameter, value: str) -> tuple[str, ...]:
@@ -95,15 +99,15 @@ def show(result: SuiteResult) -> None:
     out.print(f"{result.device}, TensorRT {result.tensorrt}", markup=False)
     for title, found in (("warm", result.warm), ("edge", result.edge)):
         if found:
-            out.print(_measurements(title, found))
+            print_table(out, _measurements(title, found))
     if result.load:
-        out.print(_load(result))
-        out.print(_overlap(result))
+        print_table(out, _load(result))
+        print_table(out, _overlap(result))
     if result.engines:
-        out.print(_engines(result))
+        print_table(out, _engines(result))
     for engine in result.engines:
         if engine.choices:
-            out.print(choices_table(f"{engine.name}: which plan serves which profile", engine.choices))
+            print_table(out, choices_table(f"{engine.name}: which plan serves which profile", engine.choices))
     for verdict in result.verdicts:
         graph = "with" if verdict.cuda_graph else "without"
         claim = (
@@ -117,25 +121,21 @@ def show(result: SuiteResult) -> None:
 
 
 def _table(title: str, left: Sequence[str], right: Sequence[str]) -> Table:
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left")
-    for column in left:
-        table.add_column(column)
-    for column in right:
-        table.add_column(column, justify="right")
-    return table
+    return new_table(
+        title, *((name, "text") for name in left), *((name, "figure") for name in right), dense=len(right) > _FEW
+    )
 
 
 def _measurements(title: str, found: Sequence[Measurement]) -> Table:
-    columns = ("batch", "P50 ms", "P90", "P99", "samples/s", "latency P50 ms", "launch us", "noise")
+    columns = ("batch", "P50\nms", "\nP90", "\nP99", "samples\n/s", "latency\nP50 ms", "launch\nus", "noise")
     plans = ("plan",) if any(m.plan for m in found) else ()
     table = _table(title, ("engine", *plans, "graph"), columns)
     for m in sorted(found, key=lambda m: (m.batch, m.name, m.cuda_graph)):
         noise = (max(m.rounds_ms) - min(m.rounds_ms)) / min(m.rounds_ms)
         graph = ("yes" if m.captured else "not captured") if m.cuda_graph else "no"
         times = (f"{value:.3f}" for value in (m.p50_ms, m.p90_ms, m.p99_ms))
-        table.add_row(
+        add_row(
+            table,
             m.name,
             *((m.plan or "",) if plans else ()),
             graph,
@@ -150,28 +150,29 @@ def _measurements(title: str, found: Sequence[Measurement]) -> Table:
 
 
 def _load(result: SuiteResult) -> Table:
-    table = _table("load", ("engine", "batches"), ("in flight", "samples/s", "latency P50 ms", "P90", "P99"))
+    table = _table("load", ("engine", "batches"), ("in\nflight", "samples/s", "latency\nP50 ms", "\nP90", "\nP99"))
     for load in result.load:
         times = (f"{value:.2f}" for value in (load.latency_p50_ms, load.latency_p90_ms, load.latency_p99_ms))
         mix = ",".join(map(str, load.batches))
-        table.add_row(load.name, mix, str(load.in_flight), f"{load.throughput:,.0f}", *times)
+        add_row(table, load.name, mix, str(load.in_flight), f"{load.throughput:,.0f}", *times)
     return table
 
 
 def _overlap(result: SuiteResult) -> Table:
-    columns = ("batch", "compute alone", "one at a time", "overlapped", "share", "copies alone")
+    columns = ("batch", "compute\nalone", "one at\na time", "over-\nlapped", "share", "copies\nalone")
     table = _table("throughput with host copies, samples/s", ("engine", "graph"), columns)
     for o in result.overlap:
         rates = (f"{rate:,.0f}" for rate in (o.compute_alone, o.one_at_a_time, o.overlapped))
         graph = "yes" if o.cuda_graph else "no"
-        table.add_row(o.name, graph, str(o.batch), *rates, f"{100 * o.share:.1f} %", f"{o.copy_in_alone:,.0f}")
+        add_row(table, o.name, graph, str(o.batch), *rates, f"{100 * o.share:.1f} %", f"{o.copy_in_alone:,.0f}")
     return table
 
 
 def _engines(result: SuiteResult) -> Table:
-    table = _table("engines", ("engine",), ("plan", "memory on the card", "build"))
+    table = _table("engines", ("engine",), ("plan", "memory on\nthe card", "build"))
     for engine in result.engines:
-        table.add_row(
+        add_row(
+            table,
             engine.name,
             f"{engine.plan_bytes / 1e6:.1f} MB",
             f"{engine.device_bytes / 1e6:.0f} MB",

@@ -11,6 +11,7 @@ from pipeline.cli.calibrator_options import calibrator_options, parameters_from
 from pipeline.cli.common import console, make_progress, output_options, print_json, user_errors
 from pipeline.cli.engine_options import engine_options, options_from
 from pipeline.cli.mixed_options import MIXED, mixed_options, mixed_table
+from pipeline.cli.tables import print_table
 from pipeline.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -226,10 +227,10 @@ def print_summary(artifact: Artifact) -> None:
     from pipeline.cli.inspect import summary_table, targets_table
 
     out = console()
-    out.print(summary_table(artifact.manifest))
-    out.print(targets_table(artifact.manifest))
+    print_table(out, summary_table(artifact.manifest))
+    print_table(out, targets_table(artifact.manifest))
     if artifact.manifest.mixed:
-        out.print(mixed_table(artifact.manifest.mixed))
+        print_table(out, mixed_table(artifact.manifest.mixed))
     for warning in artifact.manifest.warnings:
         out.print("warning: " + warning, style="yellow", markup=False)
     out.print(f"artifact: {artifact.folder}", markup=False)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipeline.cli.common import console, make_progress, output_options, print_json, user_errors
+from pipeline.cli.tables import add_row, new_table, print_table
 
 if TYPE_CHECKING:
     from pipeline.compare.config import CompareConfig
@@ -119,26 +120,20 @@ def _command_line() -> str:
 
 def print_outcome(outcome: Outcome, config: CompareConfig) -> None:
     """The clean figures, the drops under noise and the recommendation."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
     score, advice = outcome.score, outcome.recommendation
     comparisons = {item.calibrator: item for item in advice.comparisons}
-    table = Table(
-        title=f"{outcome.samples} held-aside samples",
-        title_justify="left",
-        box=SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),  # 80 columns hold it
-    )
-    table.add_column("calibrator", no_wrap=True)
     unit = "\n%" if score.percent else ""
     heading = "as FP32" if score.figure == "agreement" else score.name.replace(" ", "\n")
-    table.add_column(heading + unit, justify="right", no_wrap=True)
-    table.add_column("95 %\ninterval", justify="right", no_wrap=True)
-    table.add_column("worse\n" + ("points" if score.percent else "by"), justify="right", no_wrap=True)
-    table.add_column("sure", no_wrap=True)
-    table.add_column("SQNR\ndB", justify="right", no_wrap=True)
-    table.add_column("clip\n%", justify="right", no_wrap=True)
+    table = new_table(
+        f"{outcome.samples} held-aside samples",
+        ("calibrator", "text"),
+        (heading + unit, "figure"),
+        ("95 %\ninterval", "figure"),
+        ("worse\n" + ("points" if score.percent else "by"), "figure"),
+        ("sure", "word"),
+        ("SQNR\ndB", "figure"),
+        ("clip\n%", "figure"),
+    )
     for row in outcome.table:
         if row["shift"] != "none" or row["calibration_subset"] is not None:
             continue
@@ -147,7 +142,8 @@ def print_outcome(outcome: Outcome, config: CompareConfig) -> None:
         if item is not None:
             worse = _plain(item.difference, score.percent)
             told = "same" if item.same_graph else "yes" if item.told_apart else "no"
-        table.add_row(
+        add_row(
+            table,
             row["calibrator"],
             "-" if value is None else _plain(value, score.percent),
             "-"
@@ -159,7 +155,7 @@ def print_outcome(outcome: Outcome, config: CompareConfig) -> None:
             "-" if row["clipping_share"] is None else f"{100 * row['clipping_share']:.4f}",
         )
     out = console()
-    out.print(table)
+    print_table(out, table)
     out.print(f"take {advice.calibrator}", style="bold", markup=False)
     for reason in advice.reasons:
         out.print(f"  {reason}", markup=False)

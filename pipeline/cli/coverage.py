@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pipeline.cli.common import console, output_options, print_json, user_errors
+from pipeline.cli.tables import add_row, new_table, print_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -57,27 +58,24 @@ def command(artifact: Path, requests: Path, count: int | None, as_json: bool, qu
         )
         return
     out = console()
-    out.print(_table("profiles of the artifact", now))
+    print_table(out, _table("profiles of the artifact", now))
     for item in list(never.values())[:_SHOWN]:
         out.print(f"the model never takes {item.shapes} ({item.requests} requests): {item.reason}", markup=False)
     unserved = {item.shapes for item in never.values()}
     for shapes, number in [row for row in now.uncovered if row[0] not in unserved][:_SHOWN]:
         out.print(f"no profile allows {shapes} ({number} requests)", markup=False)
     if then.covered > now.covered or then.mean_distance < now.mean_distance:
-        out.print(_table("profiles that would fit better", then))
+        print_table(out, _table("profiles that would fit better", then))
         out.print(" ".join(f'--profile "{profile}"' for profile in better), markup=False, soft_wrap=True)
     else:
         out.print("no other profiles of that number fit these requests better")
 
 
 def _table(title: str, found: Coverage) -> Table:
-    from rich.table import Table
 
     caption = f"{100 * found.covered:.1f} % of {found.requests} requests covered, distance {found.mean_distance:.2f}"
-    table = Table(title=title, caption=caption, title_justify="left", caption_justify="left")
-    table.add_column("profile", overflow="fold")
-    for column in ("requests", "share", "distance"):
-        table.add_column(column, justify="right")
+    figures = ("requests", "share", "distance")
+    table = new_table(title, ("profile", "text"), *((name, "figure") for name in figures), caption=caption)
     for use in found.uses:
-        table.add_row(use.profile, str(use.requests), f"{100 * use.share:.1f} %", f"{use.mean_distance:.2f}")
+        add_row(table, use.profile, str(use.requests), f"{100 * use.share:.1f} %", f"{use.mean_distance:.2f}")
     return table

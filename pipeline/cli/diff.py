@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pipeline.cli.common import console, output_options, print_json, user_errors
+from pipeline.cli.tables import add_row, new_table, print_table
 
 if TYPE_CHECKING:
     from pipeline.errors.diff import ArtifactDifference
@@ -32,32 +33,26 @@ def command(a: Path, b: Path, every: bool, as_json: bool, quiet: bool, verbose: 
 
 def print_difference(found: ArtifactDifference, *, every: bool) -> None:
     """Settings first, then the layers in network order."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    from pipeline.reports.heatmap import shortened
 
     out = console()
     if found.settings:
-        settings = Table(
-            title="what the artifacts were made with", title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=0
+        settings = new_table(
+            "what the artifacts were made with", ("", "word"), ("A", "text"), ("B", "text"), dense=True
         )
-        for column in ("", "A", "B"):
-            settings.add_column(column)
         for name, (first, second) in found.settings.items():
-            settings.add_row(name, first, second)
-        out.print(settings)
+            add_row(settings, name, first, second)
+        print_table(out, settings)
     shown = [layer for layer in found.layers if every or not layer.same]
     if shown:
-        table = Table(title="layers", title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=0)
-        table.add_column("layer", no_wrap=True)
-        table.add_column("placed", no_wrap=True, min_width=7)
-        for column in ("range\nB/A", "weights\nchange", "error\nA", "\nB", "\nB−A"):
-            table.add_column(column, justify="right", no_wrap=True, min_width=7)
-        for name, layer in zip(shortened([layer.node for layer in shown], lengths=(32, 48, 96)), shown, strict=True):
+        headers = ("range\nB/A", "weights\nchange", "error\nA", "\nB", "\nB−A")
+        table = new_table(
+            "layers", ("layer", "text"), ("placed", "word"), *((name, "figure") for name in headers), dense=True
+        )
+        for layer in shown:
             change = layer.error_change if found.same_samples else None
-            table.add_row(
-                name,
+            add_row(
+                table,
+                layer.node,
                 layer.placement,
                 "-" if layer.range_ratio is None else f"{layer.range_ratio:.4f}",
                 "-" if layer.weights_change is None else f"{layer.weights_change:.4f}",
@@ -65,7 +60,7 @@ def print_difference(found: ArtifactDifference, *, every: bool) -> None:
                 "-" if layer.error_b is None else f"{layer.error_b:.4f}",
                 "-" if change is None else f"{change:+.4f}",
             )
-        out.print(table)
+        print_table(out, table)
     same = sum(layer.same for layer in found.layers)
     out.print(f"{len(found.layers)} layers, {same} with the same placement, ranges and weights")
     if not found.same_samples:

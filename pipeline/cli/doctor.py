@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from pipeline.cli.common import console, output_options, print_json, user_errors
+from pipeline.cli.tables import add_row, new_table, print_table
 
 _TARGETS = ("rtx", "tensorrt", "onnx")
 _PACKAGES = (
@@ -35,22 +36,19 @@ def command(as_json: bool, quiet: bool, verbose: bool) -> None:
     if as_json:
         print_json(found)
         return
-    from rich.table import Table
     from rich.text import Text
 
     out = console()
-    targets = Table(title="targets", title_justify="left")
-    for column in ("target", "works", "version", "why"):
-        targets.add_column(column, overflow="fold")
+    targets = new_table("targets", ("target", "word"), ("works", "word"), ("version", "text"), ("why", "text"))
     for status in found["targets"]:
         mark = Text("yes", style="green") if status["works"] else Text("no", style="red")
-        targets.add_row(status["name"], mark, status["version"] or "-", status["reason"])
-    out.print(targets)
+        add_row(targets, status["name"], mark, status["version"] or "-", status["reason"])
+    print_table(out, targets)
     for title in ("machine", "packages"):
-        table = Table(title=title, title_justify="left", show_header=False)
+        table = new_table(title, ("", "word"), ("", "text"), header=False)
         for key, value in found[title].items():
-            table.add_row(key, value or "not installed", style=None if value else "dim")
-        out.print(table)
+            add_row(table, key, value or "not installed", style=None if value else "dim")
+        print_table(out, table)
 
 
 def examine() -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pipeline.cli.common import console, make_progress, output_options, print_json, user_errors
+from pipeline.cli.tables import add_row, new_table, print_table
 
 if TYPE_CHECKING:
     from pipeline.compare.drift import DriftReport, Measure
@@ -79,33 +80,33 @@ def command(
 
 def print_report(report: DriftReport) -> None:
     """The flagged tensors, and the others that moved most, up to ten."""
-    from rich.table import Table
 
     flagged = report.flagged
     others = sorted((item for item in report.tensors if not item.flagged), key=lambda item: -abs(item.change))
-    table = Table(
-        title=f"{report.artifact}: ranges of {report.samples} recent samples against {report.calibration_samples} "
+    headers = ("range\nthen", "\nnow", "change\n%", "\namax", "clipped\n%", "error\nthen", "\nnow", "if\nrenewed")
+    table = new_table(
+        f"{report.artifact}: ranges of {report.samples} recent samples against {report.calibration_samples} "
         f"calibrated ones ({report.calibrator})",
-        title_justify="left",
+        ("tensor", "text"),
+        *((header, "figure") for header in headers),
+        dense=True,
     )
-    table.add_column("tensor", overflow="fold")
-    for column in ("range then", "now", "change", "amax", "clipped", "error then", "error now", "if renewed"):
-        table.add_column(column, justify="right")
     for item in (*flagged, *others[: max(0, _SHOWN - len(flagged))]):
-        table.add_row(
+        add_row(
+            table,
             item.tensor,
             f"{item.calibrated:.4g}",
             f"{item.recent:.4g}",
-            f"{100 * item.change:+.1f} %",
+            f"{100 * item.change:+.1f}",
             f"{item.amax:.4g}",
-            f"{100 * item.clipped_recent:.3f} %",
+            f"{100 * item.clipped_recent:.3f}",
             f"{item.error_calibrated:.4f}",
             f"{item.error_recent:.4f}",
             f"{item.error_recalibrated:.4f}",
             style="red" if item.flagged else None,
         )
     out = console()
-    out.print(table)
+    print_table(out, table)
     out.print(
         f"{len(flagged)} of {len(report.tensors)} ranges moved by more than {100 * report.limit:g} %. Errors are the "
         "relative L2 expected at the tensor itself: on the calibration data, on the recent data, and on these with the "

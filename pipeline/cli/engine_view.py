@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pipeline.cli.tables import add_row, new_table, print_table
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -16,8 +18,9 @@ __all__ = ["print_view"]
 
 def print_view(out: Console, view: EngineView) -> None:
     """Layers, what the convolutions ended in, and what to change."""
+
     out.print(f"{view.target} engine, TensorRT {view.tensorrt}, {view.built_on}", markup=False)
-    out.print(_layers(view))
+    print_table(out, _layers(view))
     convolutions = [layer for layer in view.layers if layer.convolution]
     left = view.float_convolutions
     integer = sum(layer.computes_int8 for layer in convolutions)
@@ -31,24 +34,25 @@ def print_view(out: Console, view: EngineView) -> None:
 
 
 def _layers(view: EngineView) -> Table:
-    from rich.table import Table
 
-    table = Table(title="layers", title_justify="left")
-    for column in ("layer", "in", "out", "tactic"):
-        table.add_column(column, overflow="fold")
-    table.add_column("nodes", justify="right")
-    if view.times_ms:
-        table.add_column("ms", justify="right")
+    figures = ("nodes", "ms") if view.times_ms else ("nodes",)
+    table = new_table(
+        "layers",
+        ("layer", "text"),
+        ("in", "text"),
+        ("out", "text"),
+        ("tactic", "text"),
+        *((name, "figure") for name in figures),
+    )
     for layer in view.layers:
         inputs, outputs = (list(dict.fromkeys(t.dtype for t in part)) for part in (layer.inputs, layer.outputs))
         if inputs == ["unknown"]:
             inputs = [layer.computes_in]
-        name = layer.name.replace("[", r"\[")
-        row = [name, ", ".join(inputs), ", ".join(outputs), layer.tactic, str(len(layer.fused))]
+        row = [layer.name, ", ".join(inputs), ", ".join(outputs), layer.tactic, str(len(layer.fused))]
         if view.times_ms:
             ms = view.times_ms.get(layer.name)
             row.append("-" if ms is None else f"{ms:.4f}")
-        table.add_row(*row, style="dim" if layer.reformat else None)
+        add_row(table, *row, style="dim" if layer.reformat else None)
     return table
 
 

@@ -9,6 +9,7 @@ import click
 
 from pipeline.cli.common import console, output_options, print_json, user_errors
 from pipeline.cli.mixed_options import mixed_table
+from pipeline.cli.tables import add_row, new_table, print_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -36,17 +37,18 @@ def command(
     if as_json:
         print_json(opened.manifest.model_dump(mode="json"))
         return
+
     out = console()
-    out.print(summary_table(opened.manifest))
+    print_table(out, summary_table(opened.manifest))
     if opened.manifest.targets:
-        out.print(targets_table(opened.manifest))
+        print_table(out, targets_table(opened.manifest))
     for table in choices_tables(opened.manifest):
-        out.print(table)
+        print_table(out, table)
     if opened.manifest.mixed:
-        out.print(mixed_table(opened.manifest.mixed))
-    out.print(files_table(opened.manifest))
+        print_table(out, mixed_table(opened.manifest.mixed))
+    print_table(out, files_table(opened.manifest))
     if scales:
-        out.print(scales_table(opened))
+        print_table(out, scales_table(opened))
     for warning in opened.manifest.warnings:
         out.print(f"warning: {warning}", style="yellow")
 
@@ -63,11 +65,10 @@ def _show_engine(artifact: Artifact, target: str, batch: int | None, *, as_json:
 
 
 def _rows(title: str, rows: list[tuple[str, str]]) -> Table:
-    from rich.table import Table
 
-    table = Table(title=title, title_justify="left", show_header=False)
+    table = new_table(title, ("", "text"), ("", "text"), header=False)
     for key, value in rows:
-        table.add_row(key, value)
+        add_row(table, key, value)
     return table
 
 
@@ -110,14 +111,20 @@ def verification_rows(manifest: Manifest) -> list[tuple[str, str]]:
 
 
 def targets_table(manifest: Manifest) -> Table:
-    from rich.table import Table
 
-    table = Table(title="targets", title_justify="left")
-    for column in ("target", "version", "plan", "build", "peak memory", "where"):
-        table.add_column(column)
+    table = new_table(
+        "targets",
+        ("target", "word"),
+        ("version", "text"),
+        ("plan", "figure"),
+        ("build", "figure"),
+        ("peak\nmemory", "figure"),
+        ("where", "text"),
+    )
     for name, record in sorted(manifest.targets.items()):
         size, seconds, peak = record.get("plan_bytes"), record.get("build_seconds"), record.get("peak_memory_bytes")
-        table.add_row(
+        add_row(
+            table,
             name,
             str(record.get("version", "")),
             f"{size / 1e6:.1f} MB" if size else "-",
@@ -141,27 +148,22 @@ def choices_tables(manifest: Manifest) -> list[Table]:
 
 
 def files_table(manifest: Manifest) -> Table:
-    from rich.table import Table
 
-    table = Table(title="files", title_justify="left")
-    table.add_column("file")
-    table.add_column("size", justify="right")
-    table.add_column("SHA-256")
+    table = new_table("files", ("file", "text"), ("size", "figure"), ("SHA-256", "word"))
     for name, record in sorted(manifest.files.items()):
-        table.add_row(name, f"{record.bytes / 1e3:,.1f} kB", record.sha256[:12])
+        add_row(table, name, f"{record.bytes / 1e3:,.1f} kB", record.sha256[:12])
     return table
 
 
 def scales_table(artifact: Artifact) -> Table:
     import json
 
-    from rich.table import Table
-
     from pipeline.artifact import SCALES
 
-    table = Table(title="activation scales", title_justify="left")
-    for column in ("tensor", "amax", "scale", "min", "max", "calibrator"):
-        table.add_column(column, justify="left" if column in ("tensor", "calibrator") else "right")
+    figures = ("amax", "scale", "min", "max")
+    table = new_table(
+        "activation scales", ("tensor", "text"), *((name, "figure") for name in figures), ("calibrator", "word")
+    )
     for name, entry in json.loads(artifact.path(SCALES).read_text())["tensors"].items():
-        table.add_row(name, *(f"{entry[key]:.6g}" for key in ("amax", "scale", "min", "max")), str(entry["calibrator"]))
+        add_row(table, name, *(f"{entry[key]:.6g}" for key in figures), str(entry["calibrator"]))
     return table

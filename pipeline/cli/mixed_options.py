@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from pipeline.cli.tables import add_row, new_table
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -55,32 +57,15 @@ def mixed_table(entry: dict[str, Any]) -> Table:
     Args:
         entry: ``mixed`` of a manifest.
     """
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
+    from pipeline.reports.points import search_table
 
-    title = f"mixed precision, {entry['text']}: points to --choose from"
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, caption_justify="left")
-    rows = [(point, point["figures"]) for point in entry["points"]]
-    columns = {
-        "point": [f"{p['number']} built" if p["number"] == entry["point"] else str(p["number"]) for p, _ in rows],
-        "INT8 MACs": [f"{100 * point['int8_share']:.1f} %" for point, _ in rows],
-        f"lost {entry['unit']}": [f"{point['lost']:.4g}" for point, _ in rows],
-        "float": [str(point["restored"]) for point, _ in rows],
-        "SQNR": [f"{figures['sqnr_db']:.2f} dB" for _, figures in rows],
-        "agree": [_percent(figures["agreement"]) for _, figures in rows],
-        "top-1": [_percent(figures["top1"]) for _, figures in rows],
-        "meets": [("yes" if point["meets"] else "no") + (" *" if point["best"] else "") for point, _ in rows],
-    }
-    shown = {name: cells for name, cells in columns.items() if any(cells)}
-    for name in shown:
-        table.add_column(name, justify="right", no_wrap=True)
-    for cells in zip(*shown.values(), strict=True):
-        table.add_row(*cells, style="bold" if cells[0].endswith("built") else None)
-    table.caption = (
-        f"judged on {entry['check_samples']} held-aside samples; * nothing measured is faster and as accurate"
+    found = search_table(entry)
+    table = new_table(
+        f"mixed precision, {entry['text']}: points to --choose from",
+        *((name.replace(" ", "\n"), "figure") for name in found.header),
+        caption=f"judged on {entry['check_samples']} held-aside samples; * nothing measured is faster and as accurate",
     )
+    for row, (number, *cells) in enumerate(found.rows):
+        built = row == found.built
+        add_row(table, f"{number} built" if built else number, *cells, style="bold" if built else None)
     return table
-
-
-def _percent(share: float | None) -> str:
-    return "" if share is None else f"{100 * share:.2f} %"

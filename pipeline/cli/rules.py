@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pipeline.cli.common import console, output_options, print_json, user_errors
+from pipeline.cli.tables import add_row, new_table, print_table
 
 if TYPE_CHECKING:
     from pipeline.placement.rule import Rule
@@ -21,8 +22,6 @@ def command(names: tuple[str, ...], as_json: bool, quiet: bool, verbose: bool) -
 
     A rule is switched off with `quantize build --rule-off NAME`.
     """
-    from rich.table import Table
-
     from pipeline.core.errors import InputError, did_you_mean
     from pipeline.placement.rule import all_rules
 
@@ -33,15 +32,12 @@ def command(names: tuple[str, ...], as_json: bool, quiet: bool, verbose: bool) -
     if as_json:
         print_json([_record(rule) for rule in chosen])
         return
-    table = Table(title="placement rules", title_justify="left", show_lines=bool(names))
-    for column in ("rule", "operators", "effect", *(("reason", "source") if names else ())):
-        table.add_column(column, overflow="fold")
+    columns = ("operators", "effect", *(("reason", "source") if names else ()))
+    table = new_table("placement rules", ("rule", "word"), *((name, "text") for name in columns), lines=bool(names))
     for rule in chosen:
         record = _record(rule)
-        table.add_row(
-            *(record[key] for key in ("name", "operators", "effect", *(("reason", "source") if names else ())))
-        )
-    console().print(table)
+        add_row(table, *(record[key] for key in ("name", *columns)))
+    print_table(console(), table)
 
 
 def _record(rule: Rule) -> dict[str, str]:
