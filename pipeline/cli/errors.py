@@ -128,7 +128,8 @@ def print_report(report: ErrorReport) -> None:
         out.print(f"top-1: FP32 {100 * report.top1_fp32:.2f} %, INT8 {100 * report.top1_int8:.2f} %")
     if report.engine:
         layers = ", ".join(f"{count} {kind}" for kind, count in report.engine_layers.items())
-        out.print(f"{report.engine}: recorded {report.recorded or 'elsewhere'}; layers: {layers}", markup=False)
+        recorded = f", recorded: {report.recorded}" if report.recorded else ""
+        out.print(f"{report.engine}{recorded}; layers: {layers}", markup=False)
     for line in report.comparison:
         out.print(line, markup=False)
     out.print(f"measured on {report.data}; see {report.folder / 'report.html'}", markup=False, soft_wrap=True)
