@@ -68,6 +68,24 @@ def _up_to(feeds: Mapping[str, np.ndarray]) -> Profile:
     )
 
 
+def _narrowed(profile: Profile, samples: int) -> Profile:
+    """``profile`` for at most ``samples`` samples where it allows so few: less to build and to hold."""
+
+    def cut(shape: tuple[int, ...], least: int) -> tuple[int, ...]:
+        return (max(least, min(shape[0], samples)), *shape[1:]) if shape else shape
+
+    return Profile(
+        inputs={
+            name: ShapeRange(
+                min=allowed.min,
+                opt=cut(allowed.opt, allowed.min[0] if allowed.min else 0),
+                max=cut(allowed.max, allowed.min[0] if allowed.min else 0),
+            )
+            for name, allowed in profile.inputs.items()
+        }
+    )
+
+
 def build_capture(
     model: Path,
     tensors: Sequence[str],
@@ -150,8 +168,8 @@ class Capture:
     """An engine of ``model`` and the values of ``tensors`` in it, whichever way they can be had. A context manager.
 
     The engine is built at the first call, for ``profiles`` or, without any, for the first feeds' shapes with any
-    smaller number of samples. Samples that no profile allows in that number are sent in one that is allowed, repeated
-    or in pieces.
+    smaller number of samples. With marked outputs the profiles are narrowed to the first feeds' number of samples.
+    Samples that no profile allows in their number are sent in one that is allowed, repeated or in pieces.
 
     Args:
         recorded: the way; None: debug tensors where the version has them and reports any of ``tensors``, else marked
@@ -271,12 +289,13 @@ class Capture:
         if self._scratch is None:
             raise InputError("the capture is not open", remedy="use it inside its `with` block")
         profiles = self._profiles or (_up_to(feeds),)
+        samples = max((len(values) for values in feeds.values() if values.ndim), default=1)
         plan = Path(self._scratch.name) / "capture.plan"
-        record = self._build(plan, profiles)
+        record = self._build(plan, profiles, samples)
         self._runner = Runner(plan, target=self._target, record=record)
         return self._runner
 
-    def _build(self, plan: Path, profiles: Sequence[Profile]) -> EngineRecord:
+    def _build(self, plan: Path, profiles: Sequence[Profile], samples: int) -> EngineRecord:
         if self.recorded == "debug tensors":
             try:
                 return self._build_one(plan, profiles)
@@ -284,6 +303,7 @@ class Capture:
                 if self._forced:
                     raise
                 self._fall_back(error.message)
+        profiles = tuple(_narrowed(profile, samples) for profile in profiles)
         for how in _HOW[:-1]:
             try:
                 return self._build_one(plan, profiles, how)

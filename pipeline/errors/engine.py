@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 __all__ = ["EngineReading", "engine_label"]
 
 
-def engine_label(target: str, tensorrt: str, recorded: str) -> str:
+def engine_label(target: str, tensorrt: str) -> str:
     """What computed an engine's tensors, in words."""
-    return f"the engine ({target} {tensorrt}, {recorded})" if recorded else f"the engine ({target} {tensorrt})"
+    return f"the engine ({target} {tensorrt})"
 
 
 class EngineReading:
@@ -52,7 +52,7 @@ class EngineReading:
 
     @property
     def label(self) -> str:
-        return engine_label(self._target, self._capture.tensorrt, self.recorded)
+        return engine_label(self._target, self._capture.tensorrt)
 
     @property
     def recorded(self) -> str:

@@ -57,7 +57,7 @@ class RecordedReading:
         self._sizes = sizes
         self._places = {int(number): place for number, place in zip(numbers, places, strict=True)}
         where = f"recorded in {path.name}"
-        told = engine_label(self._meta.target, self._meta.tensorrt, self._meta.recorded)
+        told = engine_label(self._meta.target, self._meta.tensorrt)
         self.label = f"{told}, {where}" if self._parted else f"the engine ({where})"
 
     @property

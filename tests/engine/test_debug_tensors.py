@@ -374,6 +374,17 @@ def test_samples_in_numbers_that_no_profile_allows(tensorrt: Any, tmp_path: Path
             np.testing.assert_array_equal(found["b"], rows(count) * 3)
 
 
+def test_marked_outputs_are_built_for_as_many_samples_as_there_are(tensorrt: Any, tmp_path: Path) -> None:
+    profiles = [Profile.parse(text) for text in ("x=1x3,8x3,64x3", "x=16x3,32x3,64x3", "x=4x3,4x3,4x3")]
+    for version in ("8.6.0", "10.16.1"):
+        seen = tensorrt(version)
+        with Capture(model(tmp_path / "m.onnx"), ["y", "b"], profiles=profiles) as captured:
+            captured({"x": rows(2)})
+    narrow, whole = (tuple(built) for _, _, built in seen.built)
+    assert narrow == ("x=1x3,2x3,2x3", "x=16x3,16x3,16x3", "x=4x3,4x3,4x3")
+    assert whole == tuple(map(str, profiles)), "with debug tensors the engine is the one that serves"
+
+
 def test_other_shapes_stay_an_error(tensorrt: Any, tmp_path: Path) -> None:
     tensorrt("8.6.0")
     with Capture(model(tmp_path / "m.onnx"), ["a"], profiles=[Profile.parse("x=1x3,2x3,4x3")]) as captured:

@@ -11,9 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pipeline.config import Profile
 from pipeline.core.errors import InputError, ToolError
 from pipeline.engine.bench import Candidate, measure_compute, measure_overlap
-from pipeline.engine.capture import capture_outputs
+from pipeline.engine.capture import RECORDED, Capture, Recorded, capture_outputs
+from pipeline.engine.compat import load_api
 from pipeline.engine.cuda import open_device
 from pipeline.engine.device import describe_device
 from pipeline.engine.records import EngineRecord
@@ -165,6 +167,29 @@ def test_captured_layers_equal_onnxruntimes() -> None:
     feeds, expected = stored("conv_qdq")
     found = next(capture_outputs(DATA / "conv_qdq.onnx", ["r1", "r2"], [feeds], options=options(), timeout_s=TIMEOUT_S))
     for name in ("r1", "r2", "y"):
+        assert distance(found[name], expected[name]) < 0.03, name
+
+
+@pytest.mark.parametrize("recorded", RECORDED)
+def test_a_capture_equals_onnxruntimes_layers(recorded: Recorded) -> None:
+    """In pieces of the profile's batch; whatever survives fusion is the same with debug tensors."""
+    if recorded == "debug tensors" and not load_api("tensorrt").debug_tensors:
+        pytest.skip("this TensorRT has no unfused debug tensors")
+    feeds, expected = stored("conv_qdq")
+    two = [Profile.parse("x=2x16x16x16,2x16x16x16,2x16x16x16")]
+    with Capture(
+        DATA / "conv_qdq.onnx",
+        ["r1", "r2", "gone"],
+        profiles=two,
+        recorded=recorded,
+        options=options(),
+        timeout_s=TIMEOUT_S,
+    ) as capture:
+        found = capture(feeds)
+    assert capture.recorded == recorded
+    assert "gone" not in found
+    assert ("r1" in found and "r2" in found) or recorded == "debug tensors"
+    for name in found.keys() & expected.keys():
         assert distance(found[name], expected[name]) < 0.03, name
 
 

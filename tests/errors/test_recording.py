@@ -66,7 +66,7 @@ def test_recording_feeds_the_report(artifact, engine, tmp_path, capsys):
     assert FakeCapture.last.options["recorded"] == "debug tensors"
     report = report_artifact(artifact, engine_tensors=tmp_path / "engine.npz", out=tmp_path / "out")
     assert "3 of 6 layers are fused" in (tmp_path / "out" / "report.html").read_text()
-    assert report.engine == "the engine (tensorrt 10.16.1, debug tensors), recorded in engine.npz"
+    assert report.engine == "the engine (tensorrt 10.16.1), recorded in engine.npz"
     assert report.recorded == "debug tensors"
     table = read_table(tmp_path / "out" / "errors.parquet")
     assert set(table[table.layer == "stem"].engine) == {"shown as relu, after the activation, in INT8"}

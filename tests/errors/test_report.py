@@ -155,7 +155,7 @@ def tensorrt(monkeypatch):
 
 def test_engine_with_marked_outputs(artifact, tmp_path, tensorrt):
     report = report_artifact(artifact, engine="tensorrt", out=tmp_path / "out")
-    assert report.engine == "the engine (tensorrt 8.6.0, marked outputs)"
+    assert report.engine == "the engine (tensorrt 8.6.0)"
     assert report.recorded == "marked outputs"
     assert report.engine_layers == {"shown": 6}
     assert tensorrt["recorded"] == "marked outputs"
@@ -173,7 +173,7 @@ def test_engine_with_debug_tensors(artifact, tmp_path, tensorrt):
     tensorrt["version"] = "10.16"
     report = report_artifact(artifact, engine="tensorrt")
     assert report.recorded == "debug tensors"
-    assert report.engine == "the engine (tensorrt 10.16.1.11, debug tensors)"
+    assert report.engine == "the engine (tensorrt 10.16.1.11)"
     assert report.engine_layers == {"fused": 3, "shown": 2, "shown by the activation behind in INT8": 1}
     table = read_table(artifact / "reports" / "errors.parquet")
     state = table.groupby("layer").engine.first().to_dict()
@@ -243,7 +243,7 @@ def test_the_command_says_what_was_recorded(artifact, tensorrt, tmp_path):
         arguments = [str(artifact), "--engine", "tensorrt", "--out", str(tmp_path / "o")]
         found = CliRunner().invoke(errors_command, arguments + (["--engine-capture", way] if way else []))
         assert found.exit_code == 0, found.output
-        assert f"recorded {words}; layers:" in " ".join(found.output.split())
+        assert f"recorded: {words}; layers:" in " ".join(found.output.split())
 
 
 def test_a_way_to_capture_needs_an_engine(artifact):
