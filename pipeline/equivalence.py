@@ -41,6 +41,11 @@ class Difference:
     shapes: tuple[tuple[int, ...], tuple[int, ...]] | None = None
     """Expected and found shape, where they are not the same."""
 
+    @property
+    def figure(self) -> float | None:
+        """:attr:`error` as JSON can hold it: None where it is infinite."""
+        return float(self.error) if np.isfinite(self.error) else None
+
     def describe(self) -> str:
         """What a message says of it."""
         if self.shapes is not None:

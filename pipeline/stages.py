@@ -147,6 +147,7 @@ class Build:
             raise CheckFailed(
                 mixed.result.sentence(),
                 remedy=f"that one is in {self.out}; a lower target, another calibrator or more data may be met",
+                figures={"artifact": str(done.folder), **done.manifest.model_dump(mode="json")},
             )
         return done
 

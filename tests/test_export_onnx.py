@@ -274,8 +274,9 @@ def test_a_conversion_that_computes_something_else_is_refused(tmp_path, monkeypa
     monkeypatch.setattr(decompose, "_gelu", lambda builder, x, approximate: builder.op("Relu", x))
     with pytest.raises(
         CheckFailed, match=r"converted from opset 20 to 17 computes something else: output 'y' differs by"
-    ):
+    ) as caught:
         run(str(path), folder=tmp_path / "out")
+    assert caught.value.figures["relative_error"] > caught.value.figures["tolerance"]
 
 
 def test_a_conversion_that_cannot_be_compared_says_so(tmp_path) -> None:

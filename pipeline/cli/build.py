@@ -12,7 +12,7 @@ from pipeline.cli.common import console, make_progress, output_options, print_js
 from pipeline.cli.engine_options import engine_options, options_from
 from pipeline.cli.mixed_options import MIXED, mixed_options, mixed_table
 from pipeline.cli.tables import print_table
-from pipeline.core.errors import InputError
+from pipeline.core.errors import CheckFailed, InputError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -115,6 +115,7 @@ def command(
             remedy="build the artifact first, then: quantize build --from ARTIFACT --target tensorrt --fastest",
         )
 
+    from pipeline.artifact import Artifact
     from pipeline.config import BuildConfig, load_config, validated
     from pipeline.stages import build
 
@@ -122,7 +123,12 @@ def command(
     values = load_config(flags["config"]) if flags["config"] else {}
     origin = str(flags["config"]) if flags["config"] else "options"
     config = validated(BuildConfig, _merge(values, flags, origin), origin=origin)
-    done = build(config, force=force, fresh=fresh, progress=progress)
+    try:
+        done = build(config, force=force, fresh=fresh, progress=progress)
+    except CheckFailed as error:
+        if "artifact" in error.figures and not as_json and not quiet:
+            print_summary(Artifact.open(Path(error.figures["artifact"])))
+        raise
     if as_json:
         print_json({"artifact": str(done.folder), **done.manifest.model_dump(mode="json")})
     elif not quiet:
@@ -151,11 +157,15 @@ def _compile(
         profiles = [Profile.parse(text) for text in flags["profiles"]]
     except ValueError as error:
         raise InputError(f"--profile: {error}") from error
-    results = []
+    results: list[dict[str, Any]] = []
     for target in targets:
-        result = build_from_artifact(
-            artifact, target=target, options=options, profiles=profiles, fastest=fastest, progress=progress
-        )
+        try:
+            result = build_from_artifact(
+                artifact, target=target, options=options, profiles=profiles, fastest=fastest, progress=progress
+            )
+        except CheckFailed as error:
+            error.figures = {"target": target, **error.figures, "built": results}
+            raise
         results.append(result.model_dump(mode="json"))
         if not as_json:
             record, check = result.engine, result.check

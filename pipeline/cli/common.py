@@ -164,7 +164,8 @@ def print_json(value: Any) -> None:
 def user_errors(function: F) -> F:
     """Turn a :class:`QuantizeError` into its message and exit code; a traceback only with ``--verbose``.
 
-    With ``--json`` the error is an object on standard output as well, so that a program reading it always gets JSON.
+    With ``--json`` the error is an object on standard output as well, with the figures of the check that failed, so
+    that a program reading it always gets JSON.
     """
 
     @functools.wraps(function)
@@ -177,7 +178,8 @@ def user_errors(function: F) -> F:
 
                 traceback.print_exc()
             if kwargs.get("as_json"):
-                print_json({"error": error.message, "remedy": error.remedy, "exit_code": error.exit_code})
+                said = {"error": error.message, "remedy": error.remedy, "exit_code": error.exit_code}
+                print_json({**error.figures, **said})
             click.echo(click.style("error: ", fg="red", bold=True) + error.message, err=True)
             if error.remedy:
                 click.echo(f"  {error.remedy}", err=True)

@@ -12,7 +12,7 @@ from pipeline.cli.calibrator_options import calibrator_options, parameters_from
 from pipeline.cli.common import make_progress, output_options, print_json, user_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from calibrators import Calibrator
     from pipeline.consistency import Comparison
@@ -118,6 +118,7 @@ def _across_files(
     sources: tuple[str, ...], atol: float, rtol: float | None, out: Path | None, save: Path | None, *, as_json: bool
 ) -> None:
     from pipeline.consistency import Tolerance, compare, load_context, save_context
+    from pipeline.consistency.compare import describe
 
     contexts = [load_context(Path(source)) for source in sources]
     if save is not None and contexts:
@@ -130,14 +131,11 @@ def _across_files(
             return
     comparison = compare(contexts, Tolerance(atol=atol, rtol=rtol or 0.0))
     files = _snapshot(comparison, out)
-    if as_json:
-        shown = {**comparison.model_dump(mode="json"), "consistent": comparison.consistent, "rate": comparison.rate}
-        print_json({**shown, "files": [str(path) for path in files]})
-    else:
-        from pipeline.consistency.report import table
+    from pipeline.consistency.report import table
 
-        click.echo(table(comparison, most=_SHOWN_ROWS), nl=False)
-    _fail_unless(comparison.consistent, files)
+    figures = {**comparison.model_dump(mode="json"), "consistent": comparison.consistent, "rate": comparison.rate}
+    failure = None if comparison.consistent else describe(comparison, most=0)
+    _finish(figures, lambda: table(comparison, most=_SHOWN_ROWS), failure, files, as_json=as_json)
 
 
 def _snapshot(comparison: Comparison, out: Path | None) -> list[Path]:
@@ -146,12 +144,20 @@ def _snapshot(comparison: Comparison, out: Path | None) -> list[Path]:
     return [] if out is None and comparison.consistent else write_snapshot(out or _FOLDER, comparison)
 
 
-def _fail_unless(passed: bool, files: list[Path]) -> None:
-    """Exit code 1; what is wrong has been printed."""
-    if not passed:
-        if files:
-            click.echo(f"{', '.join(path.name for path in files)} in {files[0].parent} show every tensor", err=True)
-        raise SystemExit(1)
+def _finish(
+    figures: dict[str, Any], text: Callable[[], str], failure: str | None, files: list[Path], *, as_json: bool
+) -> None:
+    """Print the result; where the check failed raise :class:`CheckFailed`, which shows the figures with ``--json``."""
+    from pipeline.core.errors import CheckFailed
+
+    figures = {**figures, "files": [str(path) for path in files]}
+    if not as_json:
+        click.echo(text(), nl=False)
+    if failure is not None:
+        shown = f"{', '.join(path.name for path in files)} in {files[0].parent} show every tensor" if files else None
+        raise CheckFailed(failure, remedy=shown, figures=figures)
+    if as_json:
+        print_json(figures)
 
 
 def _open(model: str, flags: Mapping[str, Any], folder: Path, progress: Progress) -> tuple[Opened, Calibrator]:
@@ -206,10 +212,8 @@ def _across_batches(
         found = statistics_by_batch(work.model, work.tensors, batches, progress=progress, total=len(work.samples))
     report = spread(opened.plan, found, calibrator, rtol=DEFAULT_BATCH_RTOL if rtol is None else rtol)
     files = [] if out is None else write_batches(out, report)
-    if as_json:
-        print_json({**report.model_dump(mode="json"), "rate": report.rate, "files": [str(path) for path in files]})
-    else:
-        click.echo(batches_text(report, most=_SHOWN_ROWS), nl=False)
+    figures = {**report.model_dump(mode="json"), "rate": report.rate}
+    _finish(figures, lambda: batches_text(report, most=_SHOWN_ROWS), None, files, as_json=as_json)
 
 
 def _across_ranks(
@@ -242,16 +246,15 @@ def _across_ranks(
 
 def _print_ranks(report: RanksReport, out: Path | None, save: Path | None, *, as_json: bool) -> None:
     from pipeline.consistency import save_context
+    from pipeline.consistency.compare import describe
     from pipeline.consistency.report import ranks_text
 
     if save is not None:
         save_context(save, report.merged)
     files = [] if report.same_batch is None else _snapshot(report.same_batch, out)
-    if as_json:
-        print_json({**report.model_dump(mode="json"), "passed": report.passed, "files": [str(path) for path in files]})
-    else:
-        click.echo(ranks_text(report), nl=False)
-    _fail_unless(report.passed, files)
+    figures = {**report.model_dump(mode="json"), "passed": report.passed}
+    failure = None if report.passed or report.same_batch is None else describe(report.same_batch, most=0)
+    _finish(figures, lambda: ranks_text(report), failure, files, as_json=as_json)
 
 
 def _on_device(
@@ -269,8 +272,8 @@ def _on_device(
     )
     if save is not None:
         save_context(save, check.context)
-    if as_json:
-        print_json({**check.model_dump(mode="json"), "passed": check.passed})
-    else:
-        click.echo(device_text(check), nl=False)
-    _fail_unless(check.passed, [])
+    wrong = [f"output {output.output}" for output in check.outputs if not output.passed]
+    wrong += [f"{len(check.wrong)} scales"] if check.wrong else []
+    failure = f"the {check.target} engine does not compute what was recorded: {', '.join(wrong)}" if wrong else None
+    figures = {**check.model_dump(mode="json"), "passed": check.passed}
+    _finish(figures, lambda: device_text(check), failure, [], as_json=as_json)

@@ -63,19 +63,19 @@ def command(
         measure=measure,
         progress=make_progress(quiet=quiet, verbose=verbose),
     )
-    if as_json:
-        print_json({**report.model_dump(mode="json"), "flagged": [item.tensor for item in report.flagged]})
-    elif not quiet or report.flagged:
+    figures = {**report.model_dump(mode="json"), "flagged": [item.tensor for item in report.flagged]}
+    if not as_json and (not quiet or report.flagged):
         print_report(report)
     if report.flagged:
-        if as_json:
-            raise SystemExit(CheckFailed.exit_code)
         first = report.flagged[0]
         raise CheckFailed(
             f"{len(report.flagged)} of {len(report.tensors)} ranges moved by more than {limit:g} %, "
             f"{first.tensor!r} most ({100 * first.change:+.1f} %)",
             remedy="look at the data; if they are what the model will see from now on, build again on them",
+            figures=figures,
         )
+    if as_json:
+        print_json(figures)
 
 
 def print_report(report: DriftReport) -> None:

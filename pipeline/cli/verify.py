@@ -26,7 +26,7 @@ def command(artifact: Path, on_device: bool, target: str, as_json: bool, quiet: 
     compared with those recorded there.
     """
     from pipeline.artifact import Artifact
-    from pipeline.core.errors import CheckFailed
+    from pipeline.core.errors import CheckFailed, QuantizeError
 
     opened = Artifact.open(artifact)
     differences = opened.differences()
@@ -35,30 +35,38 @@ def command(artifact: Path, on_device: bool, target: str, as_json: bool, quiet: 
         "files": len(opened.manifest.files),
         "differences": [difference.model_dump() for difference in differences],
     }
-    device: DeviceCheck | None = None
-    if on_device and not differences:
-        from pipeline.consistency.device import check_on_device
-
-        device = check_on_device(artifact, target=target, progress=make_progress(quiet=quiet))
-        summary["device"] = device.model_dump(mode="json")
-    if as_json:
-        print_json(summary)
-        if differences or (device is not None and not device.passed):
-            raise SystemExit(CheckFailed.exit_code)
-        return
     if differences:
         raise CheckFailed(
             f"{artifact} differs from its manifest:\n" + "\n".join(f"  {difference}" for difference in differences),
             remedy="restore the files, or run `quantize build` again",
+            figures=summary,
         )
-    if device is not None and not device.passed:
-        wrong = [output for output in device.outputs if not output.passed]
-        raise CheckFailed(
-            f"the {target} engine does not compute what was recorded: "
-            + ", ".join(f"{o.output} differs by {o.relative_l2:.3g}, allowed is {o.allowed:.3g}" for o in wrong),
-            remedy=f"build it again on this machine: quantize build --from {artifact} --target {target}",
-        )
-    if not quiet:
+    device: DeviceCheck | None = None
+    if on_device:
+        from pipeline.consistency.device import check_on_device
+
+        try:
+            device = check_on_device(artifact, target=target, progress=make_progress(quiet=quiet))
+        except QuantizeError as error:
+            error.figures = {**summary, **error.figures}
+            raise
+        summary["device"] = device.model_dump(mode="json")
+        if wrong := [output for output in device.outputs if not output.passed]:
+            raise CheckFailed(
+                f"the {target} engine does not compute what was recorded: "
+                + ", ".join(f"{o.output} differs by {o.relative_l2:.3g}, allowed is {o.allowed:.3g}" for o in wrong),
+                remedy=f"build it again on this machine: quantize build --from {artifact} --target {target}",
+                figures=summary,
+            )
+        if not device.passed:
+            raise CheckFailed(
+                f"the {target} engine does not have the artifact's scales: {len(device.wrong)} tensors differ",
+                remedy=f"`quantize consistency {artifact} --on-device` lists them",
+                figures=summary,
+            )
+    if as_json:
+        print_json(summary)
+    elif not quiet:
         click.echo(f"{artifact}: all {len(opened.manifest.files)} files are as written")
         for output in device.outputs if device is not None else ():
             click.echo(f"{target} engine, output {output.output}: relative L2 {output.relative_l2:.3g} to the recorded")

@@ -7,23 +7,28 @@ Only the command line turns these into text and an exit code.
 from __future__ import annotations
 
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 __all__ = ["CheckFailed", "InputError", "QuantizeError", "ToolError", "did_you_mean"]
 
 
 class QuantizeError(Exception):
-    """Root of the family. ``exit_code`` is the process exit status the command line uses."""
+    """Root of the family. ``exit_code`` is the process exit status the command line uses.
+
+    Attributes:
+        figures: what was measured before it was found wrong, as JSON values: ``--json`` shows them with the message.
+    """
 
     exit_code: ClassVar[int] = 2
 
-    def __init__(self, message: str, *, remedy: str | None = None) -> None:
+    def __init__(self, message: str, *, remedy: str | None = None, figures: Mapping[str, Any] | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.remedy = remedy
+        self.figures = dict(figures or {})
 
     def __str__(self) -> str:
         return f"{self.message}\n{self.remedy}" if self.remedy else self.message

@@ -251,4 +251,5 @@ class FloatBuild:
                 raise CheckFailed(
                     f"the float plan: {error.message}",
                     remedy="nothing was added; leave --fastest out: the INT8 engine had passed its check",
+                    figures=error.figures,
                 ) from error

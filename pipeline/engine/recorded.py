@@ -113,23 +113,33 @@ def check_outputs(
         CheckFailed: an output is missing, has another shape, is not finite, or is further away than ``tolerance``.
     """
     distances, agreement = {}, {}
+    problems: list[str] = []
     for name, recorded in expected.items():
         wanted = recorded[:samples].astype(np.float64)
         if name not in outputs:
-            raise CheckFailed(f"the engine has no output {name!r}; it has {', '.join(outputs)}")
+            problems.append(f"the engine has no output {name!r}; it has {', '.join(outputs)}")
+            continue
         found = outputs[name].astype(np.float64)
         if found.shape != wanted.shape:
-            raise CheckFailed(f"output {name!r} has shape {found.shape}, recorded is {wanted.shape}")
+            problems.append(f"output {name!r} has shape {found.shape}, recorded is {wanted.shape}")
+            continue
         if not np.all(np.isfinite(found)):
-            raise CheckFailed(f"output {name!r} of the engine has NaN or infinity")
+            problems.append(f"output {name!r} of the engine has NaN or infinity")
+            continue
         norm = float(np.linalg.norm(wanted))
         distances[name] = float(np.linalg.norm(found - wanted)) / norm if norm else float(np.linalg.norm(found))
         if wanted.ndim:
             agreement[name] = float(np.mean(found.argmax(-1) == wanted.argmax(-1)))
         if distances[name] > tolerance:
-            raise CheckFailed(
+            problems.append(
                 f"output {name!r} of the engine differs from the recorded one by {distances[name]:.3g} (relative L2), "
-                f"allowed is {tolerance:g}",
-                remedy="the engine was not added; build without FP16, or look for the layer with `capture_outputs`",
+                f"allowed is {tolerance:g}"
             )
-    return EngineCheck(relative_l2=distances, agreement=agreement, samples=samples)
+    check = EngineCheck(relative_l2=distances, agreement=agreement, samples=samples)
+    if problems:
+        raise CheckFailed(
+            "; ".join(problems),
+            remedy="the engine was not added; build without FP16, or look for the layer with `capture_outputs`",
+            figures={"check": check.model_dump(mode="json"), "tolerance": tolerance},
+        )
+    return check

@@ -70,6 +70,7 @@ def export_onnx_file(
                     f"{path} converted from opset {version} to {result_opset} computes something else: "
                     f"{worst.describe()}, the limit is {_TOLERANCE:g}",
                     remedy=f"export the model with opset {PORTABLE} from its framework",
+                    figures={"output": worst.output, "relative_error": worst.figure, "tolerance": _TOLERANCE},
                 )
             break
         if not compared and not warnings:

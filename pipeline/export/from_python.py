@@ -184,6 +184,7 @@ def _compare(code: CodeSpec, path: Path, files: list[Path]) -> ExportCheck:
                 f"{code.text}: the exported model computes something else than PyTorch on inputs of "
                 f"{_text(shapes[-1])}: {current.describe()}, the limit is {TOLERANCE:g}",
                 remedy=_CONSTANT_SIZE if current.shapes else "control flow that depends on values is the usual cause",
+                figures={"output": current.output, "relative_error": current.figure, "tolerance": TOLERANCE},
             )
     return ExportCheck(
         shapes=tuple(shapes), max_relative_error=worst.error if worst is not None else 0.0, tolerance=TOLERANCE

@@ -77,9 +77,13 @@ def test_verify_and_inspect(tmp_path: Path) -> None:
     code, output = run("verify", str(artifact.folder))
     assert code == 1
     assert "model.int8.onnx: missing" in output
-    code, output = run("verify", "--json", str(artifact.folder))
-    assert code == 1
-    assert json.loads(output)["differences"][0]["file"] == "model.int8.onnx"
+    failed = CliRunner().invoke(main, ["verify", "--json", str(artifact.folder)])
+    assert failed.exit_code == 1
+    shown = json.loads(failed.stdout)
+    assert shown["differences"][0]["file"] == "model.int8.onnx"
+    assert shown["error"].startswith(f"{artifact.folder} differs from its manifest")
+    assert (shown["exit_code"], shown["files"] > 0) == (1, True)
+    assert "model.int8.onnx: missing" in failed.stderr
 
 
 def test_errors_are_one_message_without_traceback(tmp_path: Path) -> None:

@@ -173,7 +173,11 @@ def test_the_command_line(artifact: Path, tmp_path: Path) -> None:
     assert "with the range that a new calibration would give" in " ".join(moved.stdout.split())
     as_json = CliRunner().invoke(command, [str(artifact), "--data", recent(tmp_path, 2.0), "--json", "-q"])
     assert as_json.exit_code == 1
-    assert "x" in json.loads(as_json.stdout)["flagged"]
+    shown = json.loads(as_json.stdout)
+    assert "x" in shown["flagged"]
+    assert shown["tensors"][0]["calibrated"] > 0
+    assert "ranges moved by more than 15 %" in shown["error"]
+    assert "ranges moved by more than 15 %" in as_json.stderr
     wide = CliRunner().invoke(command, [str(artifact), "--data", recent(tmp_path, 1.5), "-q", "--limit", "200"])
     assert wide.exit_code == 0
     wrong = CliRunner().invoke(command, [str(artifact), "--data", str(tmp_path), "--preprocess", "imagnet"])

@@ -57,6 +57,9 @@ def test_tolerances_and_json(tmp_path: Path) -> None:
     assert result.exit_code == 1
     shown = json.loads(result.stdout)
     assert shown["consistent"] is False
+    assert shown["rows"]
+    assert "tensors differ" in shown["error"]
+    assert "show every tensor" in shown["remedy"]
     assert Path(shown["files"][0]).parent == tmp_path / "out"
 
 

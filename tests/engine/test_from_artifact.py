@@ -10,16 +10,19 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from pipeline.artifact import Artifact
+from pipeline.cli.build import command
 from pipeline.config import Profile
 from pipeline.core.errors import CheckFailed, InputError, ToolError
 from pipeline.engine import from_artifact
-from pipeline.engine.from_artifact import build_from_artifact
+from pipeline.engine.from_artifact import ArtifactBuild, build_from_artifact
 from pipeline.engine.recorded import check_outputs, fit_samples
 from pipeline.engine.records import BuildOptions, EngineRecord
 from pipeline.engine.runner import Runner
 from tests.engine.artifacts import PROFILE, FakeBuilder, make_artifact
+from tests.engine.records import record
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -156,6 +159,33 @@ def test_samples_are_fitted_to_what_the_profiles_allow() -> None:
 def test_what_makes_a_check_fail(outputs: dict[str, np.ndarray], words: str) -> None:
     with pytest.raises(CheckFailed, match=words):
         check_outputs(outputs, {"y": np.ones((2, 3))}, 2, 0.1)
+
+
+def test_a_check_that_fails_has_the_figures_of_every_output() -> None:
+    good, bad = np.ones((2, 3)), np.full((2, 3), 1.5)
+    expected = dict.fromkeys(("a", "b", "c", "d"), good)
+    with pytest.raises(CheckFailed) as caught:
+        check_outputs({"a": bad, "b": good, "c": bad[:1]}, expected, 2, 0.1)
+    assert caught.value.message.count("; ") == 3  # one of the texts has its own
+    for text in ("output 'a' of the engine differs", "output 'c' has shape (1, 3)", "no output 'd'"):
+        assert text in caught.value.message
+    assert caught.value.figures["check"]["relative_l2"] == {"a": pytest.approx(0.5), "b": 0.0}
+    assert caught.value.figures["tolerance"] == 0.1
+
+
+def test_json_of_a_failed_build_has_what_was_built_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fake(folder: Path, *, target: str, **rest: object) -> ArtifactBuild:
+        if target == "tensorrt":
+            raise CheckFailed("too far away", figures={"check": {"relative_l2": {"y": 0.5}}})
+        return ArtifactBuild(target=target, engine=record(target="rtx"), check=None)
+
+    monkeypatch.setattr(from_artifact, "build_from_artifact", fake)
+    found = CliRunner().invoke(command, ["--from", str(tmp_path), "--target", "rtx", "--target", "tensorrt", "--json"])
+    assert found.exit_code == 1
+    shown = json.loads(found.stdout)
+    assert (shown["error"], shown["target"]) == ("too far away", "tensorrt")
+    assert shown["check"]["relative_l2"] == {"y": 0.5}
+    assert [built["target"] for built in shown["built"]] == ["rtx"]
 
 
 def test_figures_of_a_check() -> None:

@@ -207,7 +207,14 @@ def test_a_target_out_of_reach_is_said_and_the_nearest_written(inputs: Path, tmp
     out = tmp_path / "net"
     done = quantize(*arguments(inputs, out, "--min-sqnr", "190dB", "--json"))
     assert done.code == 1
-    error = json.loads(done.stdout)["error"]
+    shown = json.loads(done.stdout)
+    error = shown["error"]
+    assert (shown["artifact"], shown["exit_code"]) == (str(out), 1)
+    assert shown["mixed"]["points"]
+    assert shown["verification"]["samples"] == 20
+    told = quantize(*arguments(inputs, out, "--min-sqnr", "190dB"))
+    assert told.code == 1
+    assert "points to --choose from" in told.stdout
     assert error.startswith("SQNR of at least 190 dB is not reached by any mix; the nearest has SQNR ")
     artifact = Artifact.open(out)
     assert artifact.differences() == []
