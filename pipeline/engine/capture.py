@@ -209,6 +209,8 @@ class Capture:
         """Debug tensors: by which tensor a layer that was fused with its activation is shown."""
         self.scales: dict[str, float] = {}
         """Of the last call: tensors that came as INT8, and the scale they were turned back with."""
+        self.unshown: dict[str, str] = {}
+        """Tensors that are not fused and could not be had, and why. Others that are not shown are fused."""
         self._wanted = watched_names(graph, [*tensors, *self.ends.values()])
         self._forced, self._api, self._warn = recorded is not None, api, warn
         self._model, self._tensors, self._target = model, tuple(tensors), target
@@ -256,6 +258,8 @@ class Capture:
                     if values.ndim and len(values) and len(values) % batch == 0
                 }
             )
+            for name in found.keys() - pieces[-1].keys():
+                self.unshown[name] = f"its samples cannot be told apart: shape {found[name].shape} for {batch} samples"
         common = set(pieces[0]).intersection(*pieces[1:])
         return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0] if name in common}
 
@@ -266,12 +270,15 @@ class Capture:
         if self.recorded == "marked outputs":
             marked = runner(feeds)
             names = [original(name) for name in marked]
+            lacking = [name for name in self._tensors if name not in names]
+            self.unshown |= dict.fromkeys(lacking, "TensorRT's network has no tensor of that name")
             return {name: array for name in names if (array := returned(marked, name)) is not None}
         watcher = self._watcher or Watcher(self._api, runner.device, self._wanted)
         self._watcher = watcher
         watcher.begin()
         outputs = runner.run_watched(feeds, watcher.listener)
         values, self.scales = watcher.values()
+        self.unshown |= {name: reason for name, reason in watcher.skipped.items() if name not in values}
         if not values and not self._forced:
             seen = sorted(watcher.others)
             words = f"{len(seen)} tensors, such as {', '.join(seen[:_NAMES_SHOWN])}" if seen else "no tensor at all"
@@ -283,7 +290,7 @@ class Capture:
     def _fall_back(self, reason: str) -> None:
         self._warn(f"no debug tensors: {reason}; marked outputs are recorded, which undo fusions")
         self._close()
-        self.recorded, self.ends, self.scales = "marked outputs", {}, {}
+        self.recorded, self.ends, self.scales, self.unshown = "marked outputs", {}, {}, {}
 
     def _start(self, feeds: Mapping[str, np.ndarray]) -> Runner:
         if self._scratch is None:

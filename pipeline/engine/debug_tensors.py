@@ -6,6 +6,8 @@ fusion. A listener gets each one's address, which is valid during the call only.
 - A tensor that was fused away is never reported, and nobody says which those are.
 - The names are those of the engine inspector. In Q/DQ graphs most tensors between layers are INT8, under the name of
   the QuantizeLinear's output; kernels that Myelin made have names of its own, which no tensor of the graph has.
+  Going by the names that 8.6's inspector has for EfficientNet-Lite0's INT8 engine, 50 of 60 layers would be seen: 17
+  by their own tensor, 33 by that of the activation behind; 9 are fused with an Add, one with what follows it.
 - Nothing is said of the memory layout. NVIDIA's own writer (trtexec) takes the values as row-major, and so does this;
   who compares them has to notice when they are not (:mod:`pipeline.errors.engine_errors`).
 
@@ -119,7 +121,7 @@ class Watcher:
         self.others: set[str] = set()
         """Reported names that stand for nothing wanted, over all runs."""
         self.skipped: dict[str, str] = {}
-        """Wanted names that could not be copied, and why."""
+        """Tensors of the graph that were reported and could not be copied, and why."""
         self.listener = self._make_listener()
 
     def begin(self) -> None:
@@ -158,10 +160,12 @@ class Watcher:
         try:
             kind = numpy_dtype(self._api.trt, dtype, name)
         except QuantizeError as error:
-            self.skipped[name] = error.message
+            self.skipped[watched.tensor] = error.message
             return
         if (kind == np.int8) != (watched.scale is not None):
-            self.skipped[name] = f"reported as {kind}, expected {'int8' if watched.scale else 'floating point'}"
+            self.skipped[watched.tensor] = (
+                f"{name!r} is reported as {kind}, expected {'int8' if watched.scale else 'floating point'}"
+            )
             return
         target = np.empty(tuple(int(dim) for dim in shape), kind)
         if location == self._api.trt.TensorLocation.HOST:

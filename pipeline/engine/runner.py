@@ -168,7 +168,9 @@ class Runner(Serving):
         """
         arrays = self.check(feeds)
         with self.request({name: values.shape for name, values in arrays.items()}) as request:
-            if not self.api.watch_unfused(request._slot.context, listener):
+            with self.device.active():
+                watched = self.api.watch_unfused(request._slot.context, listener)
+            if not watched:
                 raise ToolError(f"{self.api.title} hands out no debug tensors of this engine")
             for name, values in arrays.items():
                 np.copyto(request.inputs[name], values)

@@ -67,6 +67,10 @@ class EngineSource(Reading, Protocol):
         """Tensors of the last answer that the engine has as INT8 and their scale; the answer has them as floats."""
 
     @property
+    def unshown(self) -> Mapping[str, str]:
+        """Tensors that the engine has and does not give, and why. What is neither here nor in an answer is fused."""
+
+    @property
     def kept(self) -> int:
         """Values of each tensor and sample in an answer, see :func:`pipeline.errors.recording.positions`; 0: all."""
 
@@ -159,10 +163,12 @@ class CallableReading:
         recorded: str = "",
         ends: Mapping[str, str] | None = None,
         scales: Mapping[str, float] | None = None,
+        unshown: Mapping[str, str] | None = None,
     ) -> None:
         self._function = function
         self.label, self.recorded = label, recorded
-        self.ends, self.scales, self.kept = dict(ends or {}), dict(scales or {}), 0
+        self.ends, self.scales, self.unshown = dict(ends or {}), dict(scales or {}), dict(unshown or {})
+        self.kept = 0
 
     def __call__(self, batch: Batch) -> Arrays:
         return dict(self._function(batch.feeds))

@@ -67,6 +67,10 @@ class EngineReading:
         return self._capture.scales
 
     @property
+    def unshown(self) -> Mapping[str, str]:
+        return self._capture.unshown
+
+    @property
     def kept(self) -> int:
         return 0
 

@@ -57,7 +57,12 @@ class EngineErrors:
 
     def state(self, layer: str) -> str:
         """How the engine shows the layer, or why not."""
-        return self._states.get(layer, FUSED)
+        if layer in self._states:
+            return self._states[layer]
+        for name in (layer, self._engine.ends.get(layer)):
+            if name is not None and (reason := self._engine.unshown.get(name)):
+                return f"not compared: {reason}"
+        return FUSED
 
     def add(self, block: Mapping[str, Floats], part: Batch, reference: Arrays, other: Arrays) -> None:
         """Fill the rows of ``block``, shape (layers, samples) by column.

@@ -73,6 +73,10 @@ class RecordedReading:
         return self._meta.scales
 
     @property
+    def unshown(self) -> Mapping[str, str]:
+        return self._meta.unshown
+
+    @property
     def kept(self) -> int:
         return self._meta.kept
 

@@ -56,6 +56,8 @@ class Meta(Record):
     """Layer's tensor to what may be shown for it, see :class:`pipeline.errors.capture.EngineSource`."""
     scales: dict[str, float] = Field(default_factory=dict)
     """Of the tensors that the engine has as INT8."""
+    unshown: dict[str, str] = Field(default_factory=dict)
+    """Tensors that the engine has and did not give, and why; others that are not there were fused."""
 
 
 def positions(size: int, kept: int) -> Array:
@@ -158,6 +160,7 @@ def write_recording(
             kept=kept,
             ends=capture.ends,
             scales=scales,
+            unshown=capture.unshown,
         )
         _write_array(archive, "samples", np.asarray(numbers))
         _write_array(archive, META, np.array(meta.model_dump_json()))

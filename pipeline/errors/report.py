@@ -208,7 +208,7 @@ def _engine_notes(found: Measurement) -> list[str]:
             "with the Q/DQ graph after the same quantisation."
         )
     if different := sum(info.engine.startswith("not compared") for info in table.layers):
-        notes.append(f"{different} of {count} layers are shown and could not be compared: see the layer.")
+        notes.append(f"{different} of {count} layers could not be compared, though they are not fused: see the layer.")
     return notes
 
 

@@ -152,8 +152,19 @@ def test_what_cannot_be_copied_is_said(card: Card) -> None:
     report(watching, np.ones(2, np.float32), "r_q")
     assert watching.values() == ({}, {})
     assert "has type bfloat16, which numpy lacks" in watching.skipped["a"]
-    assert watching.skipped["b"] == "reported as int8, expected floating point"
-    assert watching.skipped["r_q"] == "reported as float32, expected int8"
+    assert watching.skipped["b"] == "'b' is reported as int8, expected floating point"
+    assert watching.skipped["r"] == "'r_q' is reported as float32, expected int8"
+
+
+def test_an_address_may_come_as_a_capsule(card: Card) -> None:
+    """The documented signature says so; the bindings hand over a number."""
+    watching = watcher(card, {"a": Watched("a")})
+    values = np.array([1.0, 2.0], np.float32)
+    new = ctypes.pythonapi.PyCapsule_New
+    new.restype, new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+    watching.begin()
+    watching.receive(new(values.ctypes.data, None, None), "host", "float32", (2,), "a", 0)
+    np.testing.assert_array_equal(watching.values()[0]["a"], values)
 
 
 def test_an_error_in_the_listener_is_raised_after_the_run(card: Card) -> None:
@@ -383,6 +394,19 @@ def test_marked_outputs_are_built_for_as_many_samples_as_there_are(tensorrt: Any
     narrow, whole = (tuple(built) for _, _, built in seen.built)
     assert narrow == ("x=1x3,2x3,2x3", "x=16x3,16x3,16x3", "x=4x3,4x3,4x3")
     assert whole == tuple(map(str, profiles)), "with debug tensors the engine is the one that serves"
+
+
+def test_what_is_there_and_cannot_be_had_is_not_called_fused(tensorrt: Any, tmp_path: Path) -> None:
+    seen = tensorrt("10.16.1")
+    seen.debug = (("b", "bfloat16", 1), ("r_q", "int8", 1))
+    with Capture(model(tmp_path / "m.onnx"), ["a", "b"]) as captured:
+        assert set(captured({"x": rows(2)})) == {"r", "y"}
+    assert set(captured.unshown) == {"b"}
+    assert "bfloat16" in captured.unshown["b"]
+    tensorrt("8.6.0")
+    with Capture(model(tmp_path / "m.onnx"), ["y", "gone"]) as captured:
+        captured({"x": rows(2)})
+    assert captured.unshown == {"gone": "TensorRT's network has no tensor of that name"}
 
 
 def test_other_shapes_stay_an_error(tensorrt: Any, tmp_path: Path) -> None:

@@ -180,6 +180,16 @@ def test_engine_columns_and_fused_tensors():
     assert set(frame[frame.layer == "branch"].engine) == {FUSED}
 
 
+def test_what_an_engine_has_and_does_not_give_is_not_called_fused():
+    graph = OrtReading(net.int8, ["logits"], label="", optimise=False)
+    reading = CallableReading(graph.run, label="engine", unshown={"branch": "bfloat16"})
+    table = measure(fp32, int8, layers, batches(), engine=reading).table
+    states = {info.layer.tensor: info.engine for info in table.layers}
+    assert states["branch"] == "not compared: bfloat16"
+    assert states["stem"] == FUSED
+    assert states["logits"] == "shown"
+
+
 def test_recorded_engine(tmp_path):
     data = batches()
     tensors = [OrtReading(net.int8, ["sum", "logits"], label="", optimise=False)(batch) for batch in data[:2]]

@@ -37,7 +37,7 @@ class FakeCapture:
     def __init__(self, model, tensors, **options):
         self.options = options
         FakeCapture.last = self
-        self.ends, self.scales = {"stem": "relu"}, {}
+        self.ends, self.scales, self.unshown = {"stem": "relu"}, {}, {"last": "bfloat16"}
         self._reading = OrtReading(model, ["relu_dq", "sum", "logits"], label="", optimise=False)
         self.batches = []
 
@@ -65,7 +65,7 @@ def test_recording_feeds_the_report(artifact, engine, tmp_path, capsys):
     assert FakeCapture.last.batches == [1, 1], "one sample at a time: memory does not grow with their number"
     assert FakeCapture.last.options["recorded"] == "debug tensors"
     report = report_artifact(artifact, engine_tensors=tmp_path / "engine.npz", out=tmp_path / "out")
-    assert "3 of 6 layers are fused" in (tmp_path / "out" / "report.html").read_text()
+    assert "2 of 6 layers are fused" in (tmp_path / "out" / "report.html").read_text()
     assert report.engine == "the engine (tensorrt 10.16.1), recorded in engine.npz"
     assert report.recorded == "debug tensors"
     table = read_table(tmp_path / "out" / "errors.parquet")
