@@ -126,7 +126,7 @@ def print_outcome(outcome: Outcome, config: CompareConfig) -> None:
     heading = "as FP32" if score.figure == "agreement" else score.name.replace(" ", "\n")
     table = new_table(
         f"{outcome.samples} held-aside samples",
-        ("calibrator", "text"),
+        ("calibrator", "word"),
         (heading + unit, "figure"),
         ("95 %\ninterval", "figure"),
         ("worse\n" + ("points" if score.percent else "by"), "figure"),
@@ -140,7 +140,7 @@ def print_outcome(outcome: Outcome, config: CompareConfig) -> None:
         value, item = row[score.figure], comparisons.get(row["calibrator"])
         worse, told = ("best", "") if row["calibrator"] == advice.best else ("-", "")
         if item is not None:
-            worse = _plain(item.difference, score.percent)
+            worse = "equal" if item.tied else _plain(item.difference, score.percent)
             told = "same" if item.same_graph else "yes" if item.told_apart else "no"
         add_row(
             table,

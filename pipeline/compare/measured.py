@@ -30,6 +30,11 @@ class Score:
     figure: Literal["metric", "top1", "agreement", "relative_l2"]
 
     @property
+    def superlative(self) -> str:
+        """What the best one's score is."""
+        return "least" if self.figure == RELATIVE_L2 else "best"
+
+    @property
     def name(self) -> str:
         return {METRIC: "metric", TOP1: "top-1", AGREEMENT: "agreement with FP32", RELATIVE_L2: "output error"}[
             self.figure

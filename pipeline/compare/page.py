@@ -172,6 +172,8 @@ def _verdict(outcome: Outcome, row: Row, comparisons: Mapping[str, Comparison]) 
         return "<td>-</td>"
     if item.same_graph:
         return _cell(0.0, "same graph")
+    if item.tied:
+        return _cell(0.0, "exactly as good")
     text = outcome.score.text_of_difference(item.difference)
     verdict = f"{text} worse" if item.told_apart else "cannot be told apart"
     extra = text if not item.told_apart else ""

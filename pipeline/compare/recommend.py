@@ -35,6 +35,11 @@ class Comparison(Record):
     told_apart: bool
     same_graph: bool
     """Both give the same graph, to the bit."""
+    @property
+    def tied(self) -> bool:
+        """Exactly as good."""
+        return self.difference == 0.0
+
     samples_needed: int | None
     """About how many samples would tell them apart; None where no difference is seen."""
 
@@ -74,7 +79,7 @@ def recommend(measured: Sequence[Measured], score: Score, samples: int, seed: in
         reasons.append(reason)
     half_widths = [item.mean - item.low for row, item in enumerate(differences) if row != best]
     resolution = float(np.median(half_widths)) if half_widths else None
-    if resolution is not None and len(alike) > 1:
+    if resolution and len(alike) > 1:  # 0: all are equal, sample by sample
         reasons.append(
             f"On {samples} samples differences below about {score.text_of_difference(resolution)} cannot be told."
         )
@@ -105,14 +110,35 @@ def recommend(measured: Sequence[Measured], score: Score, samples: int, seed: in
 def _first_reason(
     measured: Sequence[Measured], score: Score, best: int, alike: Sequence[int], clean: Floats, samples: int
 ) -> str:
+    """What the clean samples tell."""
     value = score.text(float(clean[best].mean()))
-    head = f"{measured[best].label} has the best {score.name}, {value} on {samples} samples"
-    others = [measured[row].label for row in alike if row != best]
+    tied = _tied(list(clean), best)
+    equal = [measured[row].label for row in tied]
+    others = [measured[row].label for row in alike if row not in tied]
+    same_graph = len({measured[row].graph for row in tied}) == 1
+    if len(tied) == len(measured) > 1:
+        how = f"give the same graph: {score.name}" if same_graph else f"have exactly the same {score.name},"
+        return f"{_named(equal)} {how} {value} on {samples} samples."
+    has = "has" if len(tied) == 1 else "have"
+    head = f"{_named(equal)} {has} the {score.superlative} {score.name}, {value} on {samples} samples"
     if len(measured) == 1:
         return f"{head}; it is the only one."
+    if len(tied) > 1:
+        head += f", {'both' if len(tied) == 2 else 'all'} {'by the same graph' if same_graph else 'exactly so'}"
     if not others:
         return f"{head}, and can be told from every other."
-    return f"{head}, but cannot be told apart from {', '.join(others)}."
+    return f"{head}, but cannot be told apart from {_named(others)}."
+
+
+def _tied(rows: Sequence[Floats], best: int) -> list[int]:
+    """The rows of exactly the mean of the best one, itself included."""
+    most = float(rows[best].mean())
+    return [number for number, row in enumerate(rows) if float(row.mean()) == most]
+
+
+def _named(labels: Sequence[str]) -> str:
+    """``a``, ``a and b``, ``a, b and c``."""
+    return " and ".join(filter(None, (", ".join(labels[:-1]), labels[-1])))
 
 
 def _shifted_scores(measured: Sequence[Measured], score: Score) -> Floats | None:
@@ -133,10 +159,14 @@ def _best_under_shift(
         candidate for candidate, difference in zip(candidates, differences, strict=True) if not difference.told_apart
     ]
     value = score.text(float(rows[best].mean()))
-    text = f"Of these {measured[candidates[best]].label} does best under the shifts ({value})"
+    tied = _tied(list(rows), best)
+    if len(tied) == len(candidates):
+        return left, f"Under the shifts they are exactly alike ({value})."
+    best_ones = _named([measured[candidates[row]].label for row in tied])
+    text = f"Of these {best_ones} {'does' if len(tied) == 1 else 'do'} best under the shifts ({value})"
     if len(left) == len(candidates):
         return left, f"{text}, but not by a difference that can be told."
-    worse = ", ".join(measured[candidate].label for candidate in candidates if candidate not in left)
+    worse = _named([measured[candidate].label for candidate in candidates if candidate not in left])
     return left, f"{text}; measurably worse there: {worse}."
 
 
@@ -146,6 +176,11 @@ def _least_error(measured: Sequence[Measured], candidates: Sequence[int]) -> tup
         return candidates[0], f"{measured[candidates[0]].label} is the first of them."
     least = int(np.argmin(errors))
     chosen = candidates[least]
+    tied = [measured[row] for row, error in zip(candidates, errors, strict=True) if error == errors[least]]
+    if len(tied) > 1:
+        labels = _named([item.label for item in tied])
+        why = "are the same graph" if len({item.graph for item in tied}) == 1 else "have the same error at the outputs"
+        return chosen, f"{labels} {why} (relative L2 {errors[least]:.4g}); {tied[0].label} is the first of them."
     return chosen, (
         f"{measured[chosen].label} has the least error at the outputs among them (relative L2 {errors[least]:.4g})."
     )

@@ -79,7 +79,7 @@ def test_shifts_decide_before_the_error_does() -> None:
 
 
 def test_shifts_that_tell_nothing_leave_the_decision_to_the_error() -> None:
-    found = advice(graph("a", 0.8, 0.2, noisy=0.7), graph("b", 0.8, 0.1, noisy=0.7))
+    found = advice(graph("a", 0.8, 0.2, noisy=0.7), graph("b", 0.8, 0.1, noisy=0.68))
     assert found.calibrator == "b"
     assert "not by a difference that can be told" in found.reasons[1]
 
@@ -87,6 +87,54 @@ def test_shifts_that_tell_nothing_leave_the_decision_to_the_error() -> None:
 def test_the_same_graph_is_marked() -> None:
     found = advice(graph("a", 0.8, 0.1, digest="x"), graph("b", 0.8, 0.1, digest="x"))
     assert [(item.calibrator, item.same_graph, item.difference) for item in found.comparisons] == [("b", True, 0.0)]
+
+
+def test_calibrators_of_equal_score_are_named_together() -> None:
+    """None of them has the best score alone, and each tie is said as one."""
+    found = advice(graph("a", 0.8, 0.2), graph("b", 0.8, 0.05), graph("c", 0.796, 0.3), graph("d", 0.5, 0.01))
+    assert found.best == "a"
+    assert found.calibrator == "b"
+    text = "a and b have the best top-1, 73.67 % on 300 samples, both exactly so, but cannot be told apart from c."
+    assert found.reasons[0] == text
+    assert [item.tied for item in found.comparisons] == [True, False, False]
+    two = advice(graph("a", 0.8, 0.2), graph("b", 0.8, 0.05), graph("d", 0.5, 0.01))
+    assert two.reasons[0].endswith("both exactly so, and can be told from every other.")
+
+
+def test_when_all_are_equal_nothing_is_claimed() -> None:
+    found = advice(*(graph(label, 0.8, 0.1, noisy=0.7) for label in "abc"))
+    assert found.calibrator == "a"
+    assert found.reasons[0] == "a, b and c have exactly the same top-1, 73.67 % on 300 samples."
+    assert found.reasons[1] == "Under the shifts they are exactly alike (62.67 %)."
+    assert found.reasons[2] == (
+        "a, b and c have the same error at the outputs (relative L2 0.1); a is the first of them."
+    )
+    assert len(found.reasons) == 3  # no difference was seen, so that none is named as too small to tell
+
+
+def test_the_same_graph_under_two_names_is_said_to_be_one() -> None:
+    found = advice(graph("a", 0.8, 0.1, digest="x"), graph("b", 0.8, 0.1, digest="x"), graph("c", 0.797, 0.3))
+    assert "a and b have the best top-1, 73.67 % on 300 samples, both by the same graph, but" in found.reasons[0]
+    both = advice(graph("a", 0.8, 0.1, digest="x"), graph("b", 0.8, 0.1, digest="x"))
+    assert both.reasons[0] == "a and b give the same graph: top-1 73.67 % on 300 samples."
+    assert "a and b are the same graph (relative L2 0.1); a is the first of them." in found.reasons
+
+
+def test_ties_under_the_shifts() -> None:
+    found = advice(
+        graph("a", 0.8, 0.3, noisy=0.7), graph("b", 0.8, 0.2, noisy=0.7), graph("c", 0.8, 0.1, noisy=0.4)
+    )
+    assert found.calibrator == "b"
+    assert found.reasons[1].startswith("Of these a and b do best under the shifts (")
+    assert "measurably worse there: c" in found.reasons[1]
+
+
+def test_the_least_output_error_is_no_best_one() -> None:
+    items = []
+    for label, error in (("a", 0.1), ("b", 0.2)):
+        items.append(Measured(label=label, graph=label))
+        items[-1].add(CLEAN, {name: v for name, v in figures(0.8, error).items() if name in ("relative_l2", "cosine")})
+    assert "a has the least output error, 0.1 on 300 samples" in advice(*items).reasons[0]
 
 
 def test_one_calibrator_alone() -> None:
