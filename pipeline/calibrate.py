@@ -6,7 +6,6 @@ different batches of the same data, in other processes or machines, are joined e
 
 from __future__ import annotations
 
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,6 +13,7 @@ from pipeline.artifact import CALIBRATION
 from pipeline.core.errors import InputError
 from pipeline.core.files import sha256_file, sha256_json
 from pipeline.core.progress import SILENT, Progress
+from pipeline.nonfinite import NonFiniteBatches
 from pipeline.records import StageResult
 
 if TYPE_CHECKING:
@@ -99,14 +99,14 @@ def run(
     if (resumed := _resumed(checkpoint, key)) is not None:
         state = resumed
         progress.note(f"calibration goes on after {len(state.done)} batches of an unfinished pass")
-    state.path = model
+    nonfinite = NonFiniteBatches(model, on_nonfinite, progress)
     if tensors:
         with progress.task("calibrating", total=total, unit="samples") as task:
             unseen = _passed_over(batches, frozenset(state.done), task.advance)
             if device == "cuda":
-                steps = _on_cuda(state, model, tensors, unseen, checkpoint_every, on_nonfinite, progress)
+                steps = _on_cuda(state, model, tensors, unseen, checkpoint_every, nonfinite)
             else:
-                steps = _on_cpu(state, model, tensors, unseen, threads, on_nonfinite, progress)
+                steps = _on_cpu(state, model, tensors, unseen, threads, nonfinite)
             for count, batch in enumerate(steps, start=1):
                 if count % checkpoint_every == 0:
                     state.save(checkpoint, key)
@@ -123,14 +123,13 @@ def _on_cpu(
     tensors: Sequence[str],
     batches: Iterable[Batch],
     threads: int | None,
-    on_nonfinite: str,
-    progress: Progress,
+    nonfinite: NonFiniteBatches,
 ) -> Iterator[Batch]:
     """Yield each batch when it is in ``state``."""
     from pipeline.activations import ActivationPass
 
     for found in ActivationPass(model, tensors, threads=threads)(batches):
-        state.add(found, on_nonfinite, progress)
+        state.add(found, nonfinite)
         yield found.batch
 
 
@@ -140,8 +139,7 @@ def _on_cuda(
     tensors: Sequence[str],
     batches: Iterable[Batch],
     checkpoint_every: int,
-    on_nonfinite: str,
-    progress: Progress,
+    nonfinite: NonFiniteBatches,
 ) -> Iterator[Batch]:
     """Yield each batch when it is queued on the device; every ``checkpoint_every``-th one when all are in ``state``."""
     from pipeline.activations import NonFinite
@@ -153,11 +151,11 @@ def _on_cuda(
     def settle(passes: CudaActivationPass) -> None:
         bad = {index: NonFinite(name, nans, infs) for index, name, nans, infs in passes.nonfinite()}
         for index, batch in queued.items():
-            state.count(batch, bad.get(index), on_nonfinite, progress)
+            state.count(batch, bad.get(index), nonfinite)
         queued.clear()
         state.statistics = {name: before[name].merge(found) for name, found in passes.collect().items()}
 
-    with CudaActivationPass(model, tensors, skip_nonfinite=on_nonfinite == "skip") as passes:
+    with CudaActivationPass(model, tensors, skip_nonfinite=nonfinite.skips) as passes:
         for count, batch in enumerate(passes(batches), start=1):
             queued[batch.index] = batch
             if count % checkpoint_every == 0:
@@ -214,8 +212,6 @@ class _State:
         from calibrators import TensorStatistics
 
         self.statistics: dict[str, TensorStatistics] = {name: TensorStatistics() for name in tensors}
-        self.path: Path | None = None
-        """The model's file, to look for the origin of a NaN in."""
         self.model: str = meta["model"]
         self.data: list[str] = list(meta["data"])
         self.samples = 0
@@ -257,15 +253,13 @@ class _State:
         }
         save_statistics(path, self.statistics, meta if key is None else {**meta, "key": key})
 
-    def add(self, found: BatchStatistics, on_nonfinite: str, progress: Progress) -> None:
-        if self.count(found.batch, found.nonfinite, on_nonfinite, progress):
+    def add(self, found: BatchStatistics, nonfinite: NonFiniteBatches) -> None:
+        if self.count(found.batch, found.nonfinite, nonfinite):
             for name, statistics in found.statistics.items():
                 self.statistics[name].absorb(statistics)
 
-    def count(self, batch: Batch, bad: NonFinite | None, on_nonfinite: str, progress: Progress) -> bool:
+    def count(self, batch: Batch, bad: NonFinite | None, nonfinite: NonFiniteBatches) -> bool:
         """Enter a batch into the figures; False when it is skipped."""
-        from pipeline.activations import nonfinite_input
-
         if batch.index in self.done:
             raise InputError(f"batch {batch.index} comes twice; its samples would count twice")
         self.done.add(batch.index)
@@ -273,27 +267,9 @@ class _State:
             self.batches.append(batch.index)
             self.samples += len(batch.samples)
             return True
-        where = f"in batch {batch.index} (samples {batch.samples[0]} to {batch.samples[-1]})"
-        guilty = nonfinite_input(batch)
-        if guilty is not None:
-            origin = f"the data of the model input {guilty!r} already holds one"
-        else:
-            origin = self.guilty_weight or "the data is finite, so the model makes it"
-        text = f"tensor {bad.tensor!r} has {bad.nans} NaN and {bad.infs} infinite values {where}; {origin}"
-        if on_nonfinite == "error":
-            raise InputError(
-                text, remedy="mend the data or the model, or leave such batches out with --on-nonfinite skip"
-            )
-        progress.warn(f"{text}; the batch is skipped")
+        nonfinite.leave_out(bad, batch.index, batch.samples, batch)
         self.skipped.append(batch.index)
         return False
-
-    @cached_property
-    def guilty_weight(self) -> str | None:
-        """A weight that holds a NaN or infinity, in words: looked for once, however many batches are skipped."""
-        from pipeline.activations import nonfinite_weight
-
-        return None if self.path is None else nonfinite_weight(self.path)
 
     def check(self) -> None:
         if self.batches:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pipeline.consistency.distributed import Measured, skip_or_raise
+from pipeline.consistency.distributed import Measured
+from pipeline.nonfinite import NonFiniteBatches
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,9 +32,10 @@ def measure_on_cuda(work: Work, batches: Iterator[Batch], group: Group, progress
     from pipeline.activations import NonFinite
     from pipeline.activations_cuda import CudaActivationPass
 
+    nonfinite = NonFiniteBatches(work.model, work.on_nonfinite, progress)
     queued: list[tuple[int, tuple[int, ...]]] = []
     with CudaActivationPass(
-        work.model, work.tensors, skip_nonfinite=work.on_nonfinite == "skip", device=group.local_rank
+        work.model, work.tensors, skip_nonfinite=nonfinite.skips, device=group.local_rank
     ) as passes:
         with progress.task("calibrating this rank's batches", total=None, unit="samples") as task:
             for batch in passes(batches):
@@ -44,7 +46,7 @@ def measure_on_cuda(work: Work, batches: Iterator[Batch], group: Group, progress
         measured = Measured(passes.collect())
     for index, samples in queued:
         if index in bad:
-            skip_or_raise(bad[index], index, samples, work.on_nonfinite, progress)
+            nonfinite.leave_out(bad[index], index, samples, None)
             measured.skipped.append(index)
         else:
             measured.batches.append(index)

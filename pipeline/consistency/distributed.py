@@ -23,11 +23,11 @@ from pipeline.core.errors import InputError
 from pipeline.core.files import sha256_json
 from pipeline.core.progress import SILENT
 from pipeline.data import select
+from pipeline.nonfinite import NonFiniteBatches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from pipeline.activations import NonFinite
     from pipeline.calibrate import CalibrationResult
     from pipeline.consistency.group import Group
     from pipeline.core.progress import Progress
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Measure", "Measured", "Share", "Work", "calibrate_ranks", "calibrate_share", "check_agreement", "code_sha256",
-    "measure_on", "measure_on_cpu", "skip_or_raise", "versions",
+    "measure_on", "measure_on_cpu", "versions",
 ]  # fmt: skip
 
 Measure: TypeAlias = "Callable[[Work, Iterator[Batch], Group, Progress], Measured]"
@@ -227,12 +227,13 @@ def measure_on_cpu(work: Work, batches: Iterator[Batch], group: Group, progress:
 
     measured = Measured({name: TensorStatistics() for name in work.tensors})
     passes = ActivationPass(work.model, work.tensors)
+    nonfinite = NonFiniteBatches(work.model, work.on_nonfinite, progress)
     with progress.task("calibrating this rank's batches", total=None, unit="samples") as task:
         for found in passes(batches):
             group.check()
             task.advance(len(found.batch.samples))
             if found.nonfinite is not None:
-                skip_or_raise(found.nonfinite, found.batch.index, found.batch.samples, work.on_nonfinite, progress)
+                nonfinite.leave_out(found.nonfinite, found.batch.index, found.batch.samples, found.batch)
                 measured.skipped.append(found.batch.index)
                 continue
             for name, statistics in found.statistics.items():
@@ -296,17 +297,6 @@ def measure_on(device: str) -> Measure:
     from pipeline.consistency.cuda import measure_on_cuda
 
     return measure_on_cuda
-
-
-def skip_or_raise(bad: NonFinite, index: int, samples: Sequence[int], on_nonfinite: str, progress: Progress) -> None:
-    """A batch with NaN or infinity: raise :class:`InputError`, or warn that it is left out."""
-    text = (
-        f"tensor {bad.tensor!r} has {bad.nans} NaN and {bad.infs} infinite values in batch {index} "
-        f"(samples {samples[0]} to {samples[-1]})"
-    )
-    if on_nonfinite == "error":
-        raise InputError(text, remedy="mend the data or the model, or leave such batches out with --on-nonfinite skip")
-    progress.warn(f"{text}; the batch is skipped")
 
 
 def _gathered(group: Group, figures: dict[str, Any]) -> dict[str, Any]:

@@ -74,7 +74,7 @@ def test_nonfinite(folder: Path) -> None:
     assert (found.batches, found.skipped, found.samples) == ([0, 1, 3, 4], [2], 16)
     assert found.statistics == expected(model, data(), without=(2,))
     (warning,) = progress.warnings
-    assert warning.endswith("in batch 2 (samples 8 to 11); the batch is skipped")
+    assert warning.endswith("in batch 2 (samples 8 to 11); no weight of the model holds one; the batch is skipped")
 
 
 def test_the_ranks_own_device(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
