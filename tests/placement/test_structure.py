@@ -41,18 +41,30 @@ def test_last_block_keeps_one_form_of_the_skip_tensor(tmp_path: Path) -> None:
     assert "b.out" not in found  # a graph output stays float
 
 
-def test_projection_convolution_is_the_skip_path(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("outputs", "stride", "group", "skip"),
+    [
+        (16, 1, 1, "shortcut"),  # as wide as what it reads
+        (32, 2, 1, "shortcut"),  # writes half as much as it reads
+        (32, 1, 1, "conv2"),  # the first block of a ResNet-50
+        (128, 2, 1, "conv2"),  # 16x8x8 elements read, 128x4x4 written
+        (32, 1, 16, "conv2"),
+    ],
+)
+def test_projection_of_a_residual_block(tmp_path: Path, outputs: int, stride: int, group: int, skip: str) -> None:
+    """It is the skip path, unless it writes more than it reads."""
     net = Tiny()
     x = net.input("x", "n", 16, 8, 8)
-    hidden = net.op("Relu", [net.conv(x, "conv1", 16, 32)], "relu1")
-    for number, inputs in enumerate((["conv2", "shortcut"], ["shortcut", "conv2"])):
+    hidden = net.op("Relu", [net.conv(x, "conv1", 16, 32, strides=[stride, stride])], "relu1")
+    for inputs in (["conv2", "shortcut"], ["shortcut", "conv2"]):
         net.nodes = [node for node in net.nodes if node.name in ("conv1", "relu1")]
-        net.conv(hidden, "conv2", 32, 32)
-        net.conv(x, "shortcut", 16, 32, 1)
+        net.conv(hidden, "conv2", 32, outputs)
+        net.conv(x, "shortcut", 16, outputs, 1, strides=[stride, stride], group=group)
         net.op("Add", inputs, "add")
-        net.conv("add", "y", 32, 32)
-        assert pairs(net.plan(tmp_path, "y"))["shortcut"] == {("add", 1 - number)}
-        assert "conv2" not in pairs(net.plan(tmp_path, "y"))
+        net.conv("add", "y", outputs, 32)
+        found = pairs(net.plan(tmp_path, "y"))
+        assert found[skip] == {("add", inputs.index(skip))}
+        assert ({"conv2", "shortcut"} - {skip}).isdisjoint(found)
 
 
 def test_skip_that_comes_from_an_add_without_activation(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from pipeline.placement.ops import CONVOLUTIONS
@@ -32,8 +33,7 @@ def fused_side(draft: Draft, node: ir.Node) -> int | None:
             return None
         if any(a is not None and b is not None and a != b for a, b in zip(*shapes, strict=True)):
             return None
-    best: tuple[int, int, int] | None = None
-    side = None
+    sides: list[tuple[int, int, int, ir.Node]] = []
     for index in (0, 1):
         value = node.inputs[index]
         assert value is not None
@@ -43,17 +43,32 @@ def fused_side(draft: Draft, node: ir.Node) -> int | None:
         if len(found.leaves) != 1:
             continue
         leaf = found.leaves[0]
-        if not draft.is_weighted(graph.producer(leaf, *CONVOLUTIONS)) or not found.closed(graph, leaf):
+        convolution = graph.producer(leaf, *CONVOLUTIONS)
+        if convolution is None or not draft.is_weighted(convolution) or not found.closed(graph, leaf):
             continue
         if any(
             graph.op(inner) in ("Mul", "Add", "Sub", "Div") and len(graph.computed_inputs(inner)) < 2
             for inner in found.nodes
         ):
             continue  # a layer scale or shift: what ConvNeXt-like blocks have between convolution and Add
-        key = (len(found.nodes), -graph.depth(value), index)
-        if best is None or key < best:
-            best, side = key, index
-    return side
+        sides.append((len(found.nodes), -graph.depth(value), index, convolution))
+    if not sides:
+        return None
+    sides.sort(key=lambda each: each[:3])
+    best, other = sides[0], sides[-1]
+    if best[0] == other[0] and best[1] < other[1] and _widens(draft, other[3]):
+        best = other
+    return best[2]
+
+
+def _widens(draft: Draft, convolution: ir.Node) -> bool:
+    """True when a Conv writes more elements than it reads."""
+    weight = draft.graph.shape(convolution.inputs[1])
+    if draft.graph.op(convolution) != "Conv" or weight is None or weight[0] is None or weight[1] is None:
+        return False
+    group = convolution.attributes.get_int("group", 1)
+    strides = convolution.attributes.get_ints("strides", (1,))
+    return weight[0] > weight[1] * group * math.prod(strides)
 
 
 def _residual(draft: Draft, node: ir.Node) -> None:
