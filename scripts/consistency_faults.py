@@ -10,18 +10,15 @@ undisturbed single process. Ranks are forked from a process that has imported ev
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import random
 import re
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +26,10 @@ from typing import Any
 
 import click
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from scripts.forked_ranks import PRELOADED, fork, free_port, preload, rank_environment
 
 DEADLINE_S = 60.0
 AGENT_KILLS_AFTER_S = 30.0
@@ -182,30 +183,6 @@ def rank_main(plan: Plan, out: Path) -> None:
             (out / "result.json").write_text(json.dumps({"digest": digest_statistics(share.merged)}))
 
 
-def fork(function: Callable[[], None], environment: dict[str, str], log: Path) -> int:
-    """Run ``function`` in a child whose output goes to ``log``; its process number."""
-    log.touch()
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 1
-    try:
-        descriptor = os.open(log, os.O_WRONLY)
-        os.dup2(descriptor, 1)
-        os.dup2(descriptor, 2)
-        os.environ.update(environment)
-        function()
-        code = 0
-    except SystemExit as error:
-        code = int(error.code or 0)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-
-
 def keep_store(port: int, ranks: int) -> None:
     """Stand in for torchrun's agent, which keeps the ranks' store."""
     from datetime import timedelta
@@ -217,24 +194,14 @@ def keep_store(port: int, ranks: int) -> None:
         time.sleep(1)
 
 
-def free_port() -> int:
-    with socket.socket() as opened:
-        opened.bind(("127.0.0.1", 0))
-        return int(opened.getsockname()[1])
-
-
 def run(trial: Trial, folder: Path, *, agent: bool) -> tuple[dict[int, int], Path]:
     """Start the ranks, do the harm, wait; exit status of each rank (negative: signal; absent: still running)."""
     port, size = free_port(), len(trial.plans)
-    base = {
-        "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-        "TORCHELASTIC_USE_AGENT_STORE": str(agent),
-    }  # fmt: skip
     keeper = fork(lambda: keep_store(port, size), {}, folder / "store.log") if agent else None
     pids = {}
     start = time.monotonic()
     for rank, plan in enumerate(trial.plans):
-        environment = {**base, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        environment = rank_environment(rank, size, port) | {"TORCHELASTIC_USE_AGENT_STORE": str(agent)}
         pids[fork(lambda plan=plan: rank_main(plan, folder), environment, folder / f"rank{rank}.log")] = rank
     pending: dict[int, int] = dict(pids)
     codes: dict[int, int] = {}
@@ -331,12 +298,6 @@ def make_trial(
     raise ValueError(kind)
 
 
-PRELOADED = (
-    "onnxruntime", "torch.distributed", "calibrators.accumulate", "pipeline.consistency.opening",
-    "pipeline.consistency.ranks", "pipeline.export", "pipeline.prepare", "pipeline.placement.planner",
-)  # fmt: skip
-"""Imported before the ranks are forked."""
-
 GOOD = ("ok, named", "ok, right result", "too late")
 
 KINDS = {
@@ -355,8 +316,7 @@ KINDS = {
 @click.option("--json", "json_path", type=click.Path(path_type=Path))
 def main(trials: int, kinds: str | None, ranks: int, limit_s: float, seed: int, json_path: Path | None) -> None:
     """Run the trials and print a line for each kind; exit code 1 when one of them failed."""
-    for module in PRELOADED:
-        importlib.import_module(module)
+    preload(PRELOADED)
     rng = random.Random(seed)
     done: list[Trial] = []
     with tempfile.TemporaryDirectory(prefix="quantize-faults-") as name:
