@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from calibrators.cache import cache_text, read_cache
 from pipeline.engine.calibration import make_calibrator
 from pipeline.engine.compat import load_api
+from pipeline.engine.marking import mark_outputs
 from pipeline.engine.runner import Runner
 from scripts.gpu_reference_caches import normalised
 
@@ -52,12 +53,8 @@ class Engines:
         parser = trt.OnnxParser(network, self.logger)
         if not parser.parse(self.model):
             sys.exit("\n".join(str(parser.get_error(i)) for i in range(parser.num_errors)))
-        wanted = set(outputs) - {network.get_output(i).name for i in range(network.num_outputs)}
-        for index in range(network.num_layers):
-            layer = network.get_layer(index)
-            for tensor in (layer.get_output(number) for number in range(layer.num_outputs)):
-                if tensor.name in wanted:
-                    network.mark_output(tensor)
+        # A cache also names the network's inputs and tensors that the parser drops: those are not there to be marked.
+        mark_outputs(network, load_api("tensorrt"), sorted(outputs), "itself", what="the FP32 network", strictly=False)
         config = builder.create_builder_config()
         config.clear_flag(trt.BuilderFlag.TF32)
         config.builder_optimization_level = 0
