@@ -150,11 +150,12 @@ def check_engine_options(options: BuildOptions, targets: Sequence[str]) -> None:
     _refuse(Situation(given={f"engine.{key}": value for key, value in _given(options)}, targets=tuple(targets)))
 
 
-def idle_for_model(config: BuildConfig, *, prequantized: bool, opset: int) -> tuple[str, ...]:
+def idle_for_model(config: BuildConfig, *, prequantized: bool, equalised: bool, opset: int) -> tuple[str, ...]:
     """A warning for each given option that has no effect on this model.
 
     Args:
         prequantized: the model came with Q/DQ nodes.
+        equalised: channels of some tensor were equalised.
         opset: of the exported model.
     """
     given = dict(_given(config))
@@ -166,6 +167,11 @@ def idle_for_model(config: BuildConfig, *, prequantized: bool, opset: int) -> tu
                 f"{', '.join(names)} {'has' if len(names) == 1 else 'have'} no effect: the model came with Q/DQ nodes, "
                 "whose placement and scales are left as they are"
             )
+    elif config.equalise and not equalised:
+        warnings.append(
+            "--equalise has no effect: no activation of this model has a spread between channels that could move into "
+            "the weights behind it"
+        )
     if "opset" in given and opset != config.opset:
         warnings.append(
             f"--opset {config.opset} has no effect: the model has opset {opset}, and an .onnx file is converted only "

@@ -46,6 +46,7 @@ __all__ = ["Build", "FloatModel", "build", "installed_versions"]
 R = TypeVar("R", bound=StageResult)
 
 _PREPARE_SAMPLES = 2
+_EQUALISED = "channels equalised"
 
 
 def build(config: BuildConfig, *, force: bool = False, fresh: bool = False, progress: Progress = SILENT) -> Artifact:
@@ -115,8 +116,18 @@ class Build:
                 prepared = self.equalise(prepared, source, split)
             plan = self.plan(prepared)
             said = doubts + idle_for_model(
-                self.config, prequantized=plan.prequantized, opset=exported.result.opset
+                self.config,
+                prequantized=plan.prequantized,
+                equalised=any(change.kind == _EQUALISED for change in prepared.result.changes),
+                opset=exported.result.opset,
             )
+            cache = self.engine_options.calibration_cache
+            if cache is not None and plan.quantized_nodes:
+                raise InputError(
+                    f"--implicit {cache}: the graph that is built has Q/DQ nodes, with which TensorRT would ignore the "
+                    "calibration cache",
+                    remedy="leave --implicit out, or keep every node float: --exclude '*'",
+                )
             calibrated = self.calibrate(prepared, plan, source, split)
             said += samples_outside(self.config.profiles, dict(calibrated.result.shapes))
             for text in said:
@@ -296,7 +307,7 @@ class Build:
                 config=self.config.placement,
                 progress=self.progress,
             )
-            change = Change(kind="channels equalised", where=tuple(tensor.tensor for tensor in done.tensors))
+            change = Change(kind=_EQUALISED, where=tuple(tensor.tensor for tensor in done.tensors))
             changes = (*prepared.result.changes, *((change,) if change.where else ()))
             return _read_from(prepared.result.model_copy(update={"changes": changes}), source)
 

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 from onnx import TensorProto, helper, numpy_helper
 
-from pipeline import combinations
+from pipeline import combinations, stages
 from pipeline.artifact import Artifact
 from pipeline.cli.build import command
 from pipeline.combinations import DEPENDENT, check_engine_options, check_options
@@ -201,6 +201,22 @@ def test_every_target_of_from_is_checked_before_the_first_is_built(
         assert said in " ".join(found.output.split())
 
 
+def test_implicit_scales_are_refused_before_the_calibration(
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As soon as it is known that the graph has Q/DQ nodes; the engine's child says the same, minutes later."""
+    monkeypatch.setattr(combinations, "load_api", lambda target: SimpleNamespace(check_options=lambda options: None))
+    monkeypatch.setattr(stages.Build, "targets", lambda self: ("tensorrt",))
+    monkeypatch.setattr(stages.Build, "calibrate", lambda *_: pytest.fail("calibrated"))
+    (tmp_path / "c.cache").write_text("TRT")
+    code, said = run(inputs, tmp_path / "out", "--implicit", tmp_path / "c.cache", target="tensorrt")
+    assert code == 2
+    assert "the graph that is built has Q/DQ nodes, with which TensorRT would ignore" in said
+    code, said = run(inputs, tmp_path / "out", "--implicit", tmp_path / "none.cache", target="tensorrt")
+    assert code == 2
+    assert "none.cache does not exist" in said
+
+
 # -- what depends on the model is a warning ----------------------------------------------------------------------------
 
 
@@ -221,8 +237,20 @@ def quantised(path: Path) -> Path:
     return path
 
 
+def single(path: Path) -> Path:
+    """Nx3x8x8 to Nx16x8x8: a convolution of the input, whose channels nothing in front of it can take."""
+    weight = np.random.default_rng(0).standard_normal((16, 3, 1, 1)).astype(np.float32)
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3, 8, 8])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 16, 8, 8])
+    nodes = [helper.make_node("Conv", ["x", "w"], ["y"], name="conv", kernel_shape=[1, 1])]
+    graph = helper.make_graph(nodes, "g", [x], [y], [numpy_helper.from_array(weight, "w")])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
 def test_options_that_the_model_makes_idle(inputs: Path, tmp_path: Path) -> None:
     quantised(inputs / "qdq.onnx")
+    single(inputs / "level.onnx")
     flags = ("--calibrator", "minmax", "--rule-off", "concat", "--opset", "14", "--on-nonfinite", "skip", "-q")
     code, said = run(inputs, tmp_path / "out", *flags, model="qdq.onnx")
     assert code == 0, said
@@ -236,6 +264,9 @@ def test_options_that_the_model_makes_idle(inputs: Path, tmp_path: Path) -> None
     warnings = Artifact.open(tmp_path / "out").manifest.warnings
     assert quantised_text in warnings
     assert any(text.startswith(opset_text) for text in warnings)
+    code, said = run(inputs, tmp_path / "level", "--equalise", "-q", model="level.onnx")
+    assert code == 0, said
+    assert "--equalise has no effect: no activation of this model" in said
     code, said = run(inputs, tmp_path / "float", "--calibrator", "minmax", "--opset", "17", "-q")
     assert code == 0
     assert "no effect" not in said
