@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = [
-    "LEVELS",
     "PARTIAL_BYTES",
     "RECORD",
     "SEGMENT",
@@ -72,7 +71,7 @@ class Tuning:
     slices: int = 8
     """Blocks of the second kernel for one tensor, each of which adds up a share of the bins; a power of two."""
     guided: int = 0
-    """TEMPORARY: 0: equal segments; 1, 2: of LEVELS."""
+    """TEMPORARY: how segments shrink."""
     defines: tuple[str, ...] = ()
     """TEMPORARY: variants of the source."""
 
@@ -136,28 +135,17 @@ def cut(sizes: Sequence[int], pieces: int, tile: int) -> tuple[NDArray[Any], NDA
     return table[np.argsort(-table["count"].astype(np.int64), kind="stable")], np.array(of_tensor, np.int32)
 
 
-LEVELS: Final = (
-    ((0.5, 2.0), (0.25, 1.0), (0.25, 0.5)),
-    ((0.6, 1.2), (0.2, 0.6), (0.1, 0.3), (0.1, 0.16)),
-)
-"""TEMPORARY: shares of a tensor, and the size of their segments."""
-
-
-def cut_guided(
-    sizes: Sequence[int], pieces: int, tile: int, levels: Sequence[tuple[float, float]] = LEVELS[0]
-) -> tuple[NDArray[Any], NDArray[np.int32]]:
-    """As :func:`cut`, but with segments of several sizes: the small ones fill up what the large ones leave."""
+def cut_guided(sizes: Sequence[int], pieces: int, tile: int) -> tuple[NDArray[Any], NDArray[np.int32]]:
+    """As :func:`cut`, with half of each tensor in segments twice as large and a quarter in segments half as large."""
     tiles = [-(-size // tile) for size in sizes]
-    mean = sum(tiles) / pieces
+    most = max(1, -(-sum(tiles) // pieces))
     segments: list[tuple[int, int, int, int]] = []
     of_tensor = [0]
     for tensor, (size, total) in enumerate(zip(sizes, tiles, strict=True)):
-        stop, share = 0, 0.0
-        for fraction, grain in levels:
-            share += fraction
-            whole = total <= mean * levels[-1][1] or share > 1.0 - 1e-9
-            start, count = stop, (total if whole else int(total * share)) - stop
-            parts = -(-count // max(1, round(mean * grain)))
+        half, quarter = (total // 2, total // 4) if total > most else (total, 0)
+        stop = 0
+        for count, grain in ((half, 2 * most), (quarter, most), (total - half - quarter, max(1, most // 2))):
+            start, parts = stop, -(-count // grain)
             for part in range(parts):
                 first, stop = (start + count * k // parts for k in (part, part + 1))
                 segments.append((tensor, len(segments), tile * first, min(tile * stop, size) - tile * first))

@@ -21,7 +21,6 @@ from calibrators.statistics import BINS, PERCENTILES
 from pipeline.core.errors import InputError, ToolError
 from pipeline.core.lazy import require
 from plugins.layout import (
-    LEVELS,
     PARTIAL_BYTES,
     RECORD,
     SEGMENT,
@@ -251,11 +250,9 @@ class GpuStatistics:
         return int(self._device.MULTIPROCESSOR_COUNT) * self._tuning.blocks_per_sm
 
     def _cut(self, sizes: tuple[int, ...]) -> _Layout:
-        tuning, pieces = self._tuning, self._blocks() * self._tuning.pieces
-        if tuning.guided:
-            segments, of_tensor = cut_guided(sizes, pieces, tuning.tile, LEVELS[tuning.guided - 1])
-        else:
-            segments, of_tensor = cut(sizes, pieces, tuning.tile)
+        segments, of_tensor = (cut, cut_guided)[self._tuning.guided](
+            sizes, self._blocks() * self._tuning.pieces, self._tuning.tile
+        )
         to_device, count = self._cuda.to_device, max(len(segments), 1)
         return _Layout(
             len(segments),

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.core.errors import ToolError
 from plugins.layout import TUNING, Tuning, compiler_options
 from plugins.statistics import GpuStatistics, source_of
 from scripts.gpu_calibration import (
@@ -33,25 +32,6 @@ CALLS = 6
 """Batches in a row of one variant, which is one turn."""
 TURNS = 8
 MAIN = (MODELS[1], BATCHES[0])
-VARIANTS = (
-    "before=-DBEFORE=1,finish_threads=1024,slices=1",
-    "finish=-DROLL=0,-DHINT=0",
-    "hint=-DROLL=0",
-    "roll=",
-    "g1=guided=1,pieces=2",
-    "g1p3=guided=1,pieces=3",
-    "g2=guided=2,pieces=2",
-    "lanes=guided=1,pieces=2,-DLANES=1",
-    "noalloc=guided=1,pieces=2,-DNO_ALLOCATE=1",
-    "b3=guided=1,pieces=2,blocks_per_sm=3",
-    "b3g2=guided=2,pieces=2,blocks_per_sm=3,-DLANES=1",
-    "b3v8=guided=1,pieces=2,blocks_per_sm=3,per_thread=8",
-    "b4v8=guided=1,pieces=2,blocks_per_sm=4,per_thread=8",
-    "t1024=guided=1,pieces=4,threads=1024,blocks_per_sm=1",
-    "f256=guided=1,pieces=2,finish_threads=256",
-    "s16=guided=1,pieces=2,finish_threads=256,slices=16",
-)
-"""What `--variant all` stands for."""
 
 
 def parse(text: str) -> tuple[str, Tuning]:
@@ -100,16 +80,10 @@ def kernels(model: Model, batch: int, variants: dict[str, Tuning], clock: Clock)
     opened: dict[str, GpuStatistics] = {}
     result: dict[str, Any] = {}
     index = itertools.count(1)
-    for name, tuning in list(variants.items()):
-        try:
-            statistics = GpuStatistics(model.tensors, stream=stream, tuning=tuning)
-            statistics.update(arrays, 0)
-            found = statistics.collect()
-        except (cuda.Error, ToolError) as error:
-            clock.say(f"    {name} is left out: {error}")
-            del variants[name]
-            continue
-        opened[name] = statistics
+    for name, tuning in variants.items():
+        opened[name] = statistics = GpuStatistics(model.tensors, stream=stream, tuning=tuning)
+        statistics.update(arrays, 0)
+        found = statistics.collect()
         wrong = [tensor for tensor, each in zip(model.tensors, expected, strict=True) if found[tensor] != each]
         result[name] = {"different": wrong, "both": [], "sweep": [], "finish": []}
         if wrong:
@@ -206,28 +180,9 @@ def run(pack: Path, out: Path, texts: list[str], rounds: int, budget_s: float) -
     import torch  # loads the CUDA libraries that onnxruntime needs  # noqa: F401
 
     out.mkdir(parents=True, exist_ok=True)
-    texts = list(VARIANTS) if texts == ["all"] else texts
     variants = dict(parse(text) for text in texts)
     compile_all([TUNING, *variants.values()])
     clock.say(f"{len(variants)} variants compiled")
-    loaded: dict[Tuning, Any] = {}
-    load = GpuStatistics._kernels
-
-    def once(self: GpuStatistics) -> Any:
-        if self._tuning not in loaded:
-            loaded[self._tuning] = load(self)
-        return loaded[self._tuning]
-
-    GpuStatistics._kernels = once  # type: ignore[method-assign]
-    try:
-        return measure(pack, out, texts, variants, rounds, clock)
-    finally:
-        GpuStatistics._kernels = load  # type: ignore[method-assign]
-
-
-def measure(
-    pack: Path, out: Path, texts: list[str], variants: dict[str, Tuning], rounds: int, clock: Clock
-) -> bool:
     results: dict[str, Any] = {"variants": dict(zip(variants, texts, strict=True)), "kernel": [], "passes": []}
 
     def keep(kind: str, found: dict[str, Any]) -> None:

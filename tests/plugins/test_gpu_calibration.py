@@ -105,7 +105,6 @@ def test_variants(
     )
     monkeypatch.setattr(calibration_variants, "photographs_of", lambda *_: data(4))
     texts = ["before=-DBEFORE=1,slices=1", "rest=-DROLL=0", "roll=pieces=3,guided=1", "lanes=-DLANES=1"]
-    assert [calibration_variants.parse(text)[0] for text in calibration_variants.VARIANTS][:2] == ["before", "finish"]
     assert calibration_variants.run(tmp_path, tmp_path / "out", texts, rounds=3, budget_s=100.0)
     results = json.loads((tmp_path / "out" / "variants.json").read_text())
     assert [len(each["variants"]) for each in results["kernel"]] == [4, 4, 4, 4]

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,7 @@ from hypothesis.extra import numpy as hnp
 from calibrators import TensorStatistics
 from pipeline.core.errors import InputError, ToolError
 from plugins import statistics as module
-from plugins.layout import LEVELS, PARTIAL_BYTES, RECORD, SEGMENT, TUNING, Tuning, cut, cut_guided, macros
+from plugins.layout import PARTIAL_BYTES, RECORD, SEGMENT, TUNING, Tuning, cut, cut_guided, macros
 from plugins.statistics import SOURCE, DeviceArray, GpuStatistics
 from tests.plugins import fake_cuda
 from tests.plugins.batches import activations, on_cpu, views
@@ -67,9 +66,8 @@ def on_device(
         replace(SMALL, defines=("-DROLL=0", "-DHINT=0")),
         replace(SMALL, slices=16, guided=1, defines=("-DHINT=0",)),
         replace(SMALL, slices=1, defines=("-DBEFORE=1",)),
-        replace(SMALL, slices=4, guided=2, defines=("-DLANES=1", "-DNO_ALLOCATE=1")),
     ],
-    ids=["small", "wide", "guided", "plain", "roll", "before", "lanes"],
+    ids=["small", "wide", "guided", "plain", "roll", "before"],
 )
 def test_same_bits_as_the_cpu(seed: int, tuning: Tuning) -> None:
     batches = activations(seed)
@@ -131,14 +129,14 @@ def test_skipping_leaves_a_batch_out_of_every_tensor() -> None:
 @pytest.mark.usefixtures("cuda")
 def test_nonfinite_batches_are_named_and_more_batches_may_follow() -> None:
     x = np.ones(300, np.float32)
-    bad, doubled = np.array([np.nan, np.inf, np.inf, 1.0], np.float32), 2 * x
+    bad = np.array([np.nan, np.inf, np.inf, 1.0], np.float32)
     with GpuStatistics(["a", "b"], tuning=SMALL) as statistics:
         statistics.update(views([x, x]), 0)
         assert statistics.nonfinite() == []
         statistics.update(views([x, bad]), 1)
         assert statistics.nonfinite() == [(1, "b", 1, 2)]
         first = statistics.collect()
-        statistics.update(views([doubled, x]), 2)
+        statistics.update(views([2 * x, x]), 2)
         second = statistics.collect()
     assert first["a"].elements == 600
     assert second["a"].elements == 900
@@ -205,7 +203,7 @@ def test_records_have_the_kernels_layout(libraries: Path) -> None:
     assert [sizes(which) for which in range(3)] == [SEGMENT.itemsize, PARTIAL_BYTES, RECORD.itemsize]
 
 
-@pytest.mark.parametrize("cut_up", [cut, cut_guided, partial(cut_guided, levels=LEVELS[1])])
+@pytest.mark.parametrize("cut_up", [cut, cut_guided])
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.integers(0, 5000), max_size=12), st.integers(1, 20), st.sampled_from([1, 7, 256]))
 def test_cut_deals_every_element_out_once(
@@ -219,13 +217,13 @@ def test_cut_deals_every_element_out_once(
         seen[segment["tensor"]][segment["first"] : segment["first"] + segment["count"]] += 1
     assert all((each == 1).all() for each in seen)
     assert (np.diff(segments["count"].astype(np.int64)) <= 0).all(), "the largest first"
-    assert of_tensor[-1] == len(segments) <= (pieces + len(sizes) if cut_up is cut else 3 * pieces + 8 * len(sizes))
+    assert of_tensor[-1] == len(segments) <= (pieces + len(sizes) if cut_up is cut else 2 * pieces + 4 * len(sizes))
     by_slot = segments[np.argsort(segments["slot"])]
     assert (by_slot["slot"] == np.arange(len(segments))).all()
     for tensor in range(len(sizes)):
         assert (by_slot["tensor"][of_tensor[tensor] : of_tensor[tensor + 1]] == tensor).all()
     tiles = sum(-(-size // tile) for size in sizes)
-    most = max(1, -(-tiles // pieces)) * (1 if cut_up is cut else 3)
+    most = max(1, -(-tiles // pieces)) * (1 if cut_up is cut else 2)
     assert all(-(-int(segment["count"]) // tile) <= most for segment in segments)
 
 
