@@ -22,7 +22,6 @@ __all__ = [
     "Tuning",
     "compiler_options",
     "cut",
-    "cut_guided",
     "macros",
     "to_statistics",
 ]
@@ -66,14 +65,8 @@ class Tuning:
     pieces: int = 4
     """Segments for each block. Each costs its bins twice, written and read: 8 take 49 to 53 % longer at batch 8. 2 end
     less evenly, and take 3 to 5 % longer over EfficientNet-Lite0."""
-    finish_threads: int = 512
-    """Per block of the second kernel."""
-    slices: int = 8
-    """Blocks of the second kernel for one tensor, each of which adds up a share of the bins; a power of two."""
-    guided: int = 0
-    """TEMPORARY: how segments shrink."""
-    defines: tuple[str, ...] = ()
-    """TEMPORARY: variants of the source."""
+    finish_threads: int = 1024
+    """Per block of the second kernel, which has one per tensor."""
 
     @property
     def tile(self) -> int:
@@ -85,7 +78,7 @@ class Tuning:
 
     @property
     def finish_bytes(self) -> int:
-        return (8 if "-DBEFORE=1" in self.defines else 4) * (BINS + self.finish_threads + 1)
+        return 8 * (BINS + self.finish_threads + 1)
 
 
 TUNING: Final = Tuning()
@@ -102,13 +95,12 @@ def macros(tuning: Tuning) -> dict[str, int]:
         "PERCENTILES": len(PERCENTILES),
         "MIN_EXPONENT": MIN_EXPONENT,
         "FINISH_THREADS": tuning.finish_threads,
-        "SLICES": tuning.slices,
     }
 
 
 def compiler_options(tuning: Tuning) -> list[str]:
     """What nvcc is called with."""
-    return ["-O3", *(f"-D{name}={value}" for name, value in macros(tuning).items()), *tuning.defines]
+    return ["-O3", *(f"-D{name}={value}" for name, value in macros(tuning).items())]
 
 
 def cut(sizes: Sequence[int], pieces: int, tile: int) -> tuple[NDArray[Any], NDArray[np.int32]]:
@@ -130,25 +122,6 @@ def cut(sizes: Sequence[int], pieces: int, tile: int) -> tuple[NDArray[Any], NDA
         for part in range(parts):
             first, stop = (tile * (total * k // parts) for k in (part, part + 1))
             segments.append((tensor, len(segments), first, min(stop, size) - first))
-        of_tensor.append(len(segments))
-    table = np.array(segments, SEGMENT)
-    return table[np.argsort(-table["count"].astype(np.int64), kind="stable")], np.array(of_tensor, np.int32)
-
-
-def cut_guided(sizes: Sequence[int], pieces: int, tile: int) -> tuple[NDArray[Any], NDArray[np.int32]]:
-    """As :func:`cut`, with half of each tensor in segments twice as large and a quarter in segments half as large."""
-    tiles = [-(-size // tile) for size in sizes]
-    most = max(1, -(-sum(tiles) // pieces))
-    segments: list[tuple[int, int, int, int]] = []
-    of_tensor = [0]
-    for tensor, (size, total) in enumerate(zip(sizes, tiles, strict=True)):
-        half, quarter = (total // 2, total // 4) if total > most else (total, 0)
-        stop = 0
-        for count, grain in ((half, 2 * most), (quarter, most), (total - half - quarter, max(1, most // 2))):
-            start, parts = stop, -(-count // grain)
-            for part in range(parts):
-                first, stop = (start + count * k // parts for k in (part, part + 1))
-                segments.append((tensor, len(segments), tile * first, min(tile * stop, size) - tile * first))
         of_tensor.append(len(segments))
     table = np.array(segments, SEGMENT)
     return table[np.argsort(-table["count"].astype(np.int64), kind="stable")], np.array(of_tensor, np.int32)

@@ -28,7 +28,6 @@ from plugins.layout import (
     Tuning,
     compiler_options,
     cut,
-    cut_guided,
     to_statistics,
 )
 
@@ -47,11 +46,6 @@ _HISTORY: Final = 256  # batches whose records are kept on the device before the
 _KEPT: Final = 8  # tuples of arrays whose addresses are kept on the device
 _HALVES: Final = {"float32": 0, "float16": 1}
 _MOST_ELEMENTS: Final = 1 << 32  # a segment's counters have 32 bits
-
-
-def source_of(tuning: Tuning) -> str:
-    """TEMPORARY"""
-    return (SOURCE.with_name("statistics_before.cu") if "-DBEFORE=1" in tuning.defines else SOURCE).read_text()
 
 
 @dataclass(frozen=True)
@@ -117,10 +111,7 @@ class GpuStatistics:
         self._running = self._zeroed(8 * BINS * count)
         self._binades = self._zeroed(4 * count)
         self._records = cuda.mem_alloc(max(RECORD.itemsize * _HISTORY * count, 1))
-        self._state = self._zeroed(8 + 8 * count)
-        """Of a batch: whether a value is not finite; how many segments are taken; for each tensor the largest binade so
-        far, plus 1; for each tensor how many blocks of the second kernel are through."""
-        self._totals = self._zeroed(4 * BINS * count)
+        self._state = self._zeroed(8)  # whether a value is not finite; how many segments are taken
         self._wanted = cuda.to_device(np.array(PERCENTILES, np.float64))
         self._layouts: dict[tuple[int, ...], _Layout] = {}
         self._bound: dict[int, _Bound] = {}
@@ -137,7 +128,7 @@ class GpuStatistics:
         compiler = require("pycuda.compiler", extra="gpu", purpose="calibration on a CUDA device")
         options = compiler_options(self._tuning)
         try:
-            module = compiler.SourceModule(source_of(self._tuning), options=options, no_extern_c=True)
+            module = compiler.SourceModule(SOURCE.read_text(), options=options, no_extern_c=True)
         except (self._cuda.CompileError, OSError) as error:
             raise ToolError(
                 f"{SOURCE.name} cannot be compiled: {error}", remedy="nvcc of the CUDA toolkit must be on PATH"
@@ -175,8 +166,8 @@ class GpuStatistics:
     def _launch(self, bound: _Bound, row: int) -> None:
         """Both kernels, the records into ``row``."""
         cuda, stream, layout, count = self._cuda, self.stream, bound.layout, len(self.tensors)
-        cuda.memset_d8_async(self._state, 0, 8 + 8 * count, stream)
-        tuning, state = self._tuning, int(self._state)
+        cuda.memset_d8_async(self._state, 0, 8, stream)
+        tuning = self._tuning
         if layout.segments:
             self._sweep(
                 layout.table,
@@ -186,8 +177,7 @@ class GpuStatistics:
                 layout.partials,
                 layout.scratch,
                 self._state,
-                np.intp(state + 4),
-                np.intp(state + 8),
+                np.intp(int(self._state) + 4),
                 block=(tuning.threads, 1, 1),
                 grid=(self._blocks(), 1),
                 shared=tuning.sweep_bytes,
@@ -204,10 +194,8 @@ class GpuStatistics:
             self._binades,
             self._state,
             self._skip,
-            self._totals,
-            np.intp(state + 8 + 4 * count),
             block=(tuning.finish_threads, 1, 1),
-            grid=(count * tuning.slices, 1),
+            grid=(count, 1),
             shared=tuning.finish_bytes,
             stream=stream,
         )
@@ -250,9 +238,7 @@ class GpuStatistics:
         return int(self._device.MULTIPROCESSOR_COUNT) * self._tuning.blocks_per_sm
 
     def _cut(self, sizes: tuple[int, ...]) -> _Layout:
-        segments, of_tensor = (cut, cut_guided)[self._tuning.guided](
-            sizes, self._blocks() * self._tuning.pieces, self._tuning.tile
-        )
+        segments, of_tensor = cut(sizes, self._blocks() * self._tuning.pieces, self._tuning.tile)
         to_device, count = self._cuda.to_device, max(len(segments), 1)
         return _Layout(
             len(segments),

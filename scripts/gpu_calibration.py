@@ -336,15 +336,9 @@ def main() -> None:
     there.add_argument("out", type=Path)
     there.add_argument("--rounds", type=int, default=9)
     there.add_argument("--budget-s", type=float, default=150.0, help="start nothing after so many seconds")
-    there.add_argument("--variant", action="append", help="TEMPORARY, see calibration_variants.py")
     options = parser.parse_args()
     if options.command == "prepare":
         prepare(options.pack)
-    elif options.variant:
-        from scripts import calibration_variants
-
-        if not calibration_variants.run(options.pack, options.out, options.variant, options.rounds, options.budget_s):
-            sys.exit(1)
     elif not run(options.pack, options.out, options.rounds, options.budget_s):
         sys.exit(1)
 

@@ -85,9 +85,6 @@ static float __fadd_rz(float a, float b) {                       // the sum is e
     return double(rounded) > sum ? std::nextafterf(rounded, 0.0f) : rounded;
 }
 template <typename T> static T __ldcs(const T* at) { return *at; }
-template <typename T> static T __ldcg(const T* at) { return __atomic_load_n(at, __ATOMIC_RELAXED); }
-static void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
-static void load_vector(int* bits, const int4* at, int wanted) { if (wanted) std::memcpy(bits, at, sizeof(int4)); }
 
 struct Counters { unsigned* at; unsigned zeroth; };
 static Counters counters(unsigned* bins, unsigned zeroth) { return {bins, zeroth}; }

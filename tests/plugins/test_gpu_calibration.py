@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import numpy as np
 import pytest
 
 from calibrators import TensorStatistics
-from plugins import statistics
 from scripts import gpu_calibration
 from scripts.gpu_calibration import BITS_BATCH, Clock, Model, bits, device_seconds, kernel, passes
 from tests.plugins import fake_cuda
@@ -83,33 +81,3 @@ def test_run_tells_whether_bits_are_the_same(
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     assert {name: len(each) for name, each in results.items()} == {"kernel": 4, "passes": 4, "bits": 2}
     assert [file.name for file in (tmp_path / "out").iterdir()] == ["results.json"]
-
-
-def test_variants(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """TEMPORARY, with scripts/calibration_variants.py."""
-    from scripts import calibration_variants
-
-    monkeypatch.setattr(calibration_variants, "REPEATED_IMAGES", 4)
-    monkeypatch.setattr(calibration_variants, "CALLS", 1)
-    monkeypatch.setattr(calibration_variants, "TURNS", 1)
-    monkeypatch.setattr(calibration_variants, "BATCHES", (3, 2))
-    monkeypatch.setattr(calibration_variants, "MAIN", ("resnet50", 3))
-    monkeypatch.setattr(calibration_variants, "device_seconds", lambda *_: 1.0)
-    monkeypatch.setattr(calibration_variants, "TUNING", statistics.TUNING)
-    monkeypatch.setattr(
-        calibration_variants,
-        "unpack",
-        lambda _, name, out: (shutil.copy(network(folder), out / f"{name}.onnx"), list(TENSORS)),
-    )
-    monkeypatch.setattr(calibration_variants, "photographs_of", lambda *_: data(4))
-    texts = ["before=-DBEFORE=1,slices=1", "rest=-DROLL=0", "roll=pieces=3,guided=1", "lanes=-DLANES=1"]
-    assert calibration_variants.run(tmp_path, tmp_path / "out", texts, rounds=3, budget_s=100.0)
-    results = json.loads((tmp_path / "out" / "variants.json").read_text())
-    assert [len(each["variants"]) for each in results["kernel"]] == [4, 4, 4, 4]
-    assert [len(each["ratio"]) for each in results["passes"]] == [5, 5, 5, 5]
-    assert "DIFFER" not in capsys.readouterr().out
-    monkeypatch.setattr("calibrators.TensorStatistics.update", lambda *_: None)
-    assert not calibration_variants.run(tmp_path, tmp_path / "out", texts[:2], rounds=3, budget_s=100.0)
-    assert "DIFFERENT BITS" in capsys.readouterr().out

@@ -6,8 +6,7 @@ import ctypes
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,7 @@ from hypothesis.extra import numpy as hnp
 from calibrators import TensorStatistics
 from pipeline.core.errors import InputError, ToolError
 from plugins import statistics as module
-from plugins.layout import PARTIAL_BYTES, RECORD, SEGMENT, TUNING, Tuning, cut, cut_guided, macros
+from plugins.layout import PARTIAL_BYTES, RECORD, SEGMENT, TUNING, Tuning, cut, macros
 from plugins.statistics import SOURCE, DeviceArray, GpuStatistics
 from tests.plugins import fake_cuda
 from tests.plugins.batches import activations, on_cpu, views
@@ -59,15 +58,8 @@ def on_device(
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(
     "tuning",
-    [
-        SMALL,
-        Tuning(threads=32, per_thread=16, blocks_per_sm=2, pieces=3, finish_threads=64, slices=2),
-        Tuning(threads=32, per_thread=16, blocks_per_sm=2, pieces=3, finish_threads=64, slices=32, guided=1),
-        replace(SMALL, defines=("-DROLL=0", "-DHINT=0")),
-        replace(SMALL, slices=16, guided=1, defines=("-DHINT=0",)),
-        replace(SMALL, slices=1, defines=("-DBEFORE=1",)),
-    ],
-    ids=["small", "wide", "guided", "plain", "roll", "before"],
+    [SMALL, Tuning(threads=32, per_thread=16, blocks_per_sm=2, pieces=3, finish_threads=64)],
+    ids=["small", "wide"],
 )
 def test_same_bits_as_the_cpu(seed: int, tuning: Tuning) -> None:
     batches = activations(seed)
@@ -203,13 +195,10 @@ def test_records_have_the_kernels_layout(libraries: Path) -> None:
     assert [sizes(which) for which in range(3)] == [SEGMENT.itemsize, PARTIAL_BYTES, RECORD.itemsize]
 
 
-@pytest.mark.parametrize("cut_up", [cut, cut_guided])
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.integers(0, 5000), max_size=12), st.integers(1, 20), st.sampled_from([1, 7, 256]))
-def test_cut_deals_every_element_out_once(
-    cut_up: Callable[..., tuple[Array, Array]], sizes: list[int], pieces: int, tile: int
-) -> None:
-    segments, of_tensor = cut_up(sizes, pieces, tile)
+def test_cut_deals_every_element_out_once(sizes: list[int], pieces: int, tile: int) -> None:
+    segments, of_tensor = cut(sizes, pieces, tile)
     seen = [np.zeros(size, np.int64) for size in sizes]
     for segment in segments:
         assert segment["first"] % tile == 0
@@ -217,14 +206,13 @@ def test_cut_deals_every_element_out_once(
         seen[segment["tensor"]][segment["first"] : segment["first"] + segment["count"]] += 1
     assert all((each == 1).all() for each in seen)
     assert (np.diff(segments["count"].astype(np.int64)) <= 0).all(), "the largest first"
-    assert of_tensor[-1] == len(segments) <= (pieces + len(sizes) if cut_up is cut else 2 * pieces + 4 * len(sizes))
+    assert of_tensor[-1] == len(segments) <= pieces + len(sizes)
     by_slot = segments[np.argsort(segments["slot"])]
     assert (by_slot["slot"] == np.arange(len(segments))).all()
     for tensor in range(len(sizes)):
         assert (by_slot["tensor"][of_tensor[tensor] : of_tensor[tensor + 1]] == tensor).all()
     tiles = sum(-(-size // tile) for size in sizes)
-    most = max(1, -(-tiles // pieces)) * (1 if cut_up is cut else 2)
-    assert all(-(-int(segment["count"]) // tile) <= most for segment in segments)
+    assert all(-(-int(segment["count"]) // tile) <= max(1, -(-tiles // pieces)) for segment in segments)
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
