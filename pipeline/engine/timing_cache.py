@@ -110,7 +110,7 @@ def attach(config: Any, path: Path) -> Attached:
     empty = _size(config.create_timing_cache(b""))
     whole, taken = len(data) - empty, _size(cache) - empty
     lost = whole - taken
-    if whole > 0 and taken <= 0:
+    if whole < 0 or (whole > 0 and taken <= 0):  # less than TensorRT writes for no measurement at all
         return _empty(config, "TensorRT finds nothing in it; it is started afresh")
     if lost > max(_LOST_BYTES, _LOST_SHARE * whole):
         remark = f"TensorRT takes {taken} of its {whole} bytes, and measures the rest again"

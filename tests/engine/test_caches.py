@@ -168,6 +168,7 @@ WHOLE = timing_cache.pack(EMPTY + b"one;two;", "t.cache")
         (timing_cache.pack(b"bad bytes", "t.cache"), "TensorRT rejects it"),
         (timing_cache.pack(EMPTY + b"other card;", "t.cache"), "TensorRT rejects it"),
         (timing_cache.pack(b"taken for a cache", "t.cache"), "TensorRT finds nothing in it"),
+        (timing_cache.pack(b"less", "t.cache"), "TensorRT finds nothing in it"),
     ],
 )
 def test_a_cache_that_cannot_be_used_is_started_afresh(tmp_path: Path, content: bytes, remark: str) -> None:
