@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -98,17 +99,42 @@ def test_candidates_are_measured_in_turn_and_completely(card: SimpleNamespace) -
         assert load.throughput > 0
 
 
+def slots_used(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, int]]:
+    """Runner and slot of each measurement of a round, as they come."""
+    ran: list[tuple[Any, int]] = []
+
+    def launches(request: Any, *rest: object) -> list[float]:
+        ran.append((request._runner, id(request._slot)))
+        return [1.0]
+
+    monkeypatch.setattr(bench, "_launches", launches)
+    return ran
+
+
 def test_rounds_take_turns_in_several_places(card: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    ran: list[int] = []
-    monkeypatch.setattr(bench, "_launches", lambda request, *rest: ran.append(id(request._slot)) or [1.0])
+    ran = slots_used(monkeypatch)
     with Runner(plan(), in_flight=3) as runner, Runner(plan(), in_flight=3) as other:
         candidates = [Candidate("a", runner, False), Candidate("b", other, False)]
         found = measure_compute(candidates, {"x": (4, 3)}, rounds=5, places=3)
         assert [len(m.rounds_ms) for m in found] == [5, 5]
-        first, second = ran[::2], ran[1::2]
-        assert len(set(first)) == len(set(second)) == 3
-        assert first[3:] == first[:2]
-        assert not set(first) & set(second)
+        slots = [[slot for owner, slot in ran if owner is each] for each in (runner, other)]
+        for own in slots:
+            assert len(set(own)) == 3
+            assert own[3:] == own[:2]
+        assert not set(slots[0]) & set(slots[1])
+
+
+def test_every_round_has_an_order_of_its_own(card: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a fixed order one plan measured twice, first and last, was ranked against itself on a card."""
+    ran = slots_used(monkeypatch)
+    with Runner(plan(), in_flight=8) as runner:
+        candidates = [Candidate(str(number), runner, False) for number in range(8)]
+        found = measure_compute(candidates, {"x": (4, 3)}, rounds=6)
+        orders = [tuple(slot for _, slot in ran[start : start + 8]) for start in range(0, 48, 8)]
+        assert {frozenset(order) for order in orders} == {frozenset(orders[0])}
+        assert len(set(orders)) == 6
+        assert len({order[0] for order in orders}) > 3
+        assert [m.name for m in found] == [candidate.name for candidate in candidates]
 
 
 def test_a_shape_that_could_not_be_captured_is_marked(card: SimpleNamespace) -> None:
