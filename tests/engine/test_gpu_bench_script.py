@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from pipeline.core.errors import CheckFailed, InputError, ToolError
 from pipeline.engine.bench import Measurement
 from pipeline.engine.records import BuildOptions, LayerCounts
-from scripts import gpu_common, gpu_pack, gpu_run
+from scripts import gpu_builds, gpu_common, gpu_pack, gpu_run
 from tests.engine import graphs
 from tests.engine.fakes import plan
 from tests.engine.records import measurement, record
@@ -268,3 +268,44 @@ def test_a_measurement_has_the_card_to_itself(tmp_path: Path, monkeypatch: pytes
     with gpu_common.card(alone=True), (tmp_path / "quantize-gpu-bench.use.lock").open() as other:
         with pytest.raises(BlockingIOError):
             fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+
+def test_ways_of_building_are_measured_together(
+    card: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = Session(tmp_path, monkeypatch)
+    asked = {}
+
+    def build(model: Path, *, plan_path: Path, options: BuildOptions, profiles: list, timeout_s: float, **rest: object):
+        name = plan_path.parent.name
+        asked[name] = (model.name, options.avg_timing_iterations, options.optimization_level, len(profiles), timeout_s)
+        assert (options.calibration_cache is None) == (name != "implicit")
+        if name == "refused":
+            raise ToolError("no such engine")
+        plan_path.parent.mkdir(parents=True, exist_ok=True)
+        plan_path.write_bytes(plan(profiles=PROFILES))
+        return record()
+
+    monkeypatch.setattr(gpu_builds, "build_engine", build)
+    monkeypatch.setattr(gpu_builds, "BATCHES", (1, 4))
+    texts = ["plain=int8", "static=int8,profiles=static,iterations=4", "implicit=implicit,level=5", "refused=int8"]
+    builds = [gpu_builds.Build.parse(text) for text in texts]
+    gpu_builds.run(session.at, "net", session.out, builds, 300.0)
+    assert {name: found[:4] for name, found in asked.items()} == {
+        "plain": ("int8.onnx", None, None, 2),
+        "static": ("int8.onnx", 4, None, 3),
+        "implicit": ("fp32.onnx", None, 5, 2),
+        "refused": ("int8.onnx", None, None, 2),
+    }
+    assert all(found[4] <= 240 for found in asked.values())
+    results = json.loads((session.out / "builds.json").read_text())
+    assert results["builds"]["refused"] == {"failure": "no such engine"}
+    assert {m["name"] for m in results["measured"]["4"]} == {"plain", "static", "implicit"}
+    gpu_builds.run(session.at, "net", session.out, builds, 10.0)
+    assert json.loads((session.out / "builds.json").read_text())["measured"] == {}
+
+
+@pytest.mark.parametrize("text", ["a=fp8", "a=int8,profiles=all", "a=int8,speed=9", "a=int8,level=high", "a=int8,half"])
+def test_a_way_of_building_that_is_none(text: str) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        gpu_builds.Build.parse(text)
