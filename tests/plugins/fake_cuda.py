@@ -1,13 +1,19 @@
-"""A `pycuda` whose device is this CPU: device memory is numpy's, the kernels are statistics.cu compiled by g++."""
+"""A `pycuda` whose device is this CPU: device memory is numpy's, the kernels are statistics.cu compiled by g++.
+
+Their threads run in random orders, and what they must not do is seen: see simulator.cpp."""
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import itertools
 import re
 import shutil
 import subprocess
+import tempfile
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +29,59 @@ def compiler() -> str | None:
     return shutil.which("g++")
 
 
+@cache
+def _simulator() -> Path:
+    """What runs the threads, without the calls that go into the kernels."""
+    folder = Path(tempfile.mkdtemp(prefix="simulator-"))
+    atexit.register(shutil.rmtree, folder)
+    _run("-O2", "-c", HERE / "simulator.cpp", "-o", folder / "simulator.o")
+    return folder / "simulator.o"
+
+
+def _run(*arguments: str | Path) -> None:
+    command = [str(compiler()), "-std=c++20", "-g1", "-fPIC", "-w", *map(str, arguments)]
+    subprocess.run(command, check=True, capture_output=True, text=True)
+
+
+def compiled(library: Path, source: Path, *options: str) -> ctypes.CDLL:
+    """``source``, whose accesses to memory are seen by the simulator, as ``library`` unless that is there already."""
+    if not library.exists():
+        made = library.with_suffix(".o")
+        seen = ("-fsanitize=thread", "--param=tsan-distinguish-volatile=1")
+        _run("-O1", "-ffp-contract=off", *seen, *options, "-c", source, "-o", made)
+        _run("-shared", made, _simulator(), "-o", library)
+    return ctypes.CDLL(str(library))
+
+
 def build(folder: Path, definitions: Mapping[str, int]) -> ctypes.CDLL:
     """Compile the kernels with ``definitions`` into a library below ``folder``."""
     library = folder / f"statistics-{'-'.join(map(str, definitions.values()))}.so"
-    if not library.exists():
-        macros = [f"-D{name}={value}" for name, value in definitions.items()]
-        command = [
-            str(compiler()), "-std=c++20", "-O1", "-ffp-contract=off", "-shared", "-fPIC", "-pthread", "-w",
-            f"-I{HERE}", f'-DKERNELS="{SOURCE}"', *macros, str(HERE / "launchers.cpp"), "-o", str(library),
-        ]  # fmt: skip
-        subprocess.run(command, check=True, capture_output=True, text=True)
-    return ctypes.CDLL(str(library))
+    macros = [f"-D{name}={value}" for name, value in definitions.items()]
+    return compiled(library, HERE / "launchers.cpp", f'-DKERNELS="{SOURCE}"', *macros)
+
+
+class KernelFault(AssertionError):
+    """A kernel did what hardware stops at, or what only luck makes right."""
+
+
+def launched(library: ctypes.CDLL, kernel: str, *arguments: Any) -> None:
+    """Call ``launch_<kernel>``.
+
+    Raises:
+        KernelFault: with the places in the source.
+    """
+    launcher = getattr(library, f"launch_{kernel}")
+    launcher.restype = ctypes.c_char_p
+    fault = launcher(*arguments)
+    if fault is not None:
+        raise KernelFault(f"{kernel}, {re.sub('@{(.*?)}', partial(_place, library), fault.decode())}")
+
+
+def _place(library: ctypes.CDLL, code: re.Match[str]) -> str:
+    """File and line of a return address."""
+    command = ["addr2line", "-e", library._name, hex(int(code[1], 16) - 1)]
+    found = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[0]
+    return Path(found).name
 
 
 class Error(Exception):
@@ -112,8 +160,8 @@ class Device:
 
 
 class Function:
-    def __init__(self, launcher: Any) -> None:
-        self.launcher = launcher
+    def __init__(self, library: ctypes.CDLL, name: str, seeds: Iterator[int]) -> None:
+        self.library, self.name, self.seeds = library, name, seeds
         self.shared = 48 << 10
 
     def set_attribute(self, attribute: str, value: int) -> None:
@@ -124,11 +172,13 @@ class Function:
         values = [
             ctypes.c_int(int(each)) if isinstance(each, np.int32) else ctypes.c_void_p(int(each)) for each in arguments
         ]
-        self.launcher(*(ctypes.c_uint(number) for number in (grid[0], block[0], shared)), *values)
+        numbers = (grid[0], block[0], shared, next(self.seeds))
+        launched(self.library, self.name, *(ctypes.c_uint(number) for number in numbers), *values)
 
 
-def modules(folder: Path) -> dict[str, types.ModuleType]:
-    """What to put into ``sys.modules``."""
+def modules(folder: Path, seed: int = 0) -> dict[str, types.ModuleType]:
+    """What to put into ``sys.modules``. The first kernel runs in the order of ``seed``, the next in that of another."""
+    seeds = itertools.count(seed)
     driver, source = types.ModuleType("pycuda.driver"), types.ModuleType("pycuda.compiler")
 
     def to_device(array: np.ndarray) -> Memory:
@@ -147,7 +197,7 @@ def modules(folder: Path) -> dict[str, types.ModuleType]:
             self.library = build(folder, {name: int(value) for name, value in found.items()})
 
         def get_function(self, name: str) -> Function:
-            return Function(getattr(self.library, f"launch_{name}"))
+            return Function(self.library, name, seeds)
 
     contents: dict[str, Any] = {
         "init": lambda: None,

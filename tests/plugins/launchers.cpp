@@ -1,15 +1,18 @@
-// The kernels as functions that ctypes can call.
+// The kernels as functions that ctypes can call. They return nullptr, or what went wrong.
 #include "cuda_on_cpu.h"
 #include KERNELS
 
-extern "C" void launch_sweep(unsigned blocks, unsigned size, unsigned shared, const void* segments, int count, const u64* pointers, const int* halves,
-                             void* partials, u32* scratch, int* nonfinite, int* taken) {
-    launch(blocks, size, shared, [=] { sweep((const Segment*)segments, count, pointers, halves, (Partial*)partials, scratch, nonfinite, taken); });
+extern "C" const char* launch_sweep(unsigned blocks, unsigned size, unsigned shared, unsigned seed, const void* segments, int count,
+                                    const u64* pointers, const int* halves, void* partials, u32* scratch, int* nonfinite, int* taken) {
+    return launch(blocks, size, shared, seed, [=] {
+        sweep((const Segment*)segments, count, pointers, halves, (Partial*)partials, scratch, nonfinite, taken);
+    });
 }
 
-extern "C" void launch_finish(unsigned blocks, unsigned size, unsigned shared, const int* first_of_tensor, const void* partials, const u32* scratch,
-                              const double* wanted, void* records, u64* running, int* binades, const int* nonfinite, int skip) {
-    launch(blocks, size, shared, [=] {
+extern "C" const char* launch_finish(unsigned blocks, unsigned size, unsigned shared, unsigned seed, const int* first_of_tensor,
+                                     const void* partials, const u32* scratch, const double* wanted, void* records, u64* running,
+                                     int* binades, const int* nonfinite, int skip) {
+    return launch(blocks, size, shared, seed, [=] {
         finish(first_of_tensor, (const Partial*)partials, scratch, wanted, (Record*)records, running, binades, nonfinite, skip);
     });
 }

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -67,6 +68,19 @@ def test_same_bits_as_the_cpu(seed: int, tuning: Tuning) -> None:
         assert found == expected, f"tensor {number}"
 
 
+@needs_compiler
+@pytest.mark.parametrize("seed", range(0, 60, 3))
+def test_same_bits_in_any_order(seed: int, libraries: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads and blocks run in other orders, while blocks raise the width of one tensor's bins."""
+    for name, fake in fake_cuda.modules(libraries, seed).items():
+        monkeypatch.setitem(sys.modules, name, fake)
+    growth = np.random.default_rng(seed).standard_normal(2400) * 2.0 ** (np.arange(2400) // 150)
+    tuning = replace(SMALL, blocks_per_sm=2, pieces=4)
+    positive: Array = np.clip(growth, 0, 6e4).astype(np.float16)
+    batch: list[Array] = [growth.astype(np.float32), growth[::-1].astype(np.float32), positive]
+    assert on_device([batch], tuning=tuning) == on_cpu([batch])
+
+
 floats = st.one_of(
     st.floats(width=32, allow_nan=True, allow_infinity=True),
     st.sampled_from([0.0, -0.0, 1e-45, 1.1754944e-38, 3.4028235e38, -3.4028235e38, 1.0]),
@@ -121,14 +135,14 @@ def test_skipping_leaves_a_batch_out_of_every_tensor() -> None:
 @pytest.mark.usefixtures("cuda")
 def test_nonfinite_batches_are_named_and_more_batches_may_follow() -> None:
     x = np.ones(300, np.float32)
-    bad = np.array([np.nan, np.inf, np.inf, 1.0], np.float32)
+    bad, doubled = np.array([np.nan, np.inf, np.inf, 1.0], np.float32), 2 * x  # kept while they are looked at
     with GpuStatistics(["a", "b"], tuning=SMALL) as statistics:
         statistics.update(views([x, x]), 0)
         assert statistics.nonfinite() == []
         statistics.update(views([x, bad]), 1)
         assert statistics.nonfinite() == [(1, "b", 1, 2)]
         first = statistics.collect()
-        statistics.update(views([2 * x, x]), 2)
+        statistics.update(views([doubled, x]), 2)
         second = statistics.collect()
     assert first["a"].elements == 600
     assert second["a"].elements == 900
