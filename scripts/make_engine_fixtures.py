@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import struct
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -150,6 +151,84 @@ def unsupported_model() -> onnx.ModelProto:
     return model(nodes, [info("x", [8])], [info("y", ["K"])], {})
 
 
+def depthwise_fp32() -> onnx.ModelProto:
+    """A stem and three mobile blocks (expand, depthwise, project; ReLU6), the first and the last with a residual Add.
+
+    The output channels of each layer differ in size by up to 16, so that a scale of another channel is seen.
+    """
+    generator = np.random.default_rng(11)
+    constants: dict[str, np.ndarray] = {"low": np.float32(0), "high": np.float32(6)}
+    nodes = []
+
+    def conv(source: str, name: str, inputs: int, outputs: int, *, kernel: int, stride: int = 1, group: int = 1) -> str:
+        shape = (outputs, inputs // group, kernel, kernel)
+        size = np.exp2(generator.uniform(-2, 2, (outputs, 1, 1, 1)))
+        constants[f"{name}_w"] = (size * generator.normal(0, np.sqrt(1 / np.prod(shape[1:])), shape)).astype(np.float32)
+        constants[f"{name}_b"] = generator.normal(0, 0.3, outputs).astype(np.float32)
+        nodes.append(
+            helper.make_node(
+                "Conv",
+                [source, f"{name}_w", f"{name}_b"],
+                [name],
+                name=f"{name}_conv",
+                kernel_shape=[kernel, kernel],
+                pads=[kernel // 2] * 4,
+                strides=[stride, stride],
+                group=group,
+            )
+        )
+        return name
+
+    def relu6(source: str) -> str:
+        nodes.append(helper.make_node("Clip", [source, "low", "high"], [f"{source}_r"], name=f"{source}_relu6"))
+        return f"{source}_r"
+
+    tensor, width = relu6(conv("x", "stem", 3, 16, kernel=3, stride=2)), 16
+    for block, (outputs, stride) in enumerate(((16, 1), (32, 2), (32, 1))):
+        wide = relu6(conv(tensor, f"b{block}_expand", width, 4 * width, kernel=1))
+        deep = relu6(conv(wide, f"b{block}_deep", 4 * width, 4 * width, kernel=3, stride=stride, group=4 * width))
+        out = conv(deep, f"b{block}_project", 4 * width, outputs, kernel=1)
+        if outputs == width and stride == 1:
+            nodes.append(helper.make_node("Add", [out, tensor], [f"b{block}_sum"], name=f"b{block}_add"))
+            out = f"b{block}_sum"
+        tensor, width = out, outputs
+    constants["fc_w"] = generator.normal(0, np.sqrt(1 / width), (10, width)).astype(np.float32)
+    nodes += [
+        helper.make_node("GlobalAveragePool", [tensor], ["g"], name="mean"),
+        helper.make_node("Flatten", ["g"], ["f"], name="flatten"),
+        helper.make_node("Gemm", ["f", "fc_w"], ["y"], name="fc", transB=1),
+    ]
+    return model(nodes, [info("x", ["N", 3, 16, 16])], [info("y", ["N", 10])], constants)
+
+
+def depthwise_qdq() -> tuple[onnx.ModelProto, list[str]]:
+    """Its Q/DQ form, made by the pipeline's own stages, and the outputs of the quantised layers."""
+    import calibrators
+    from pipeline import calibrate, quantize
+    from pipeline.config import PlacementConfig
+    from pipeline.data.batching import Batch
+    from pipeline.placement import make_plan
+    from pipeline.prepare import run as prepare
+
+    with tempfile.TemporaryDirectory() as scratch:
+        folder, config = Path(scratch), PlacementConfig()
+        onnx.save(depthwise_fp32(), folder / "net.onnx")
+        prepared = prepare(folder / "net.onnx", folder=folder / "prepared").folder / "model.onnx"
+        plan = make_plan(prepared, config)
+        batches = [Batch(0, tuple(range(32)), {"x": colours(32)})]
+        done = calibrate.run(prepared, plan.tensors, batches, folder=folder / "calibration")
+        statistics, _ = calibrators.load_statistics(done.statistics_path)
+        made = quantize.run(
+            prepared, plan, statistics, calibrators.get("minmax"), folder=folder / "int8", config=config
+        )
+        layers = [decision.outputs[0] for decision in plan.decisions if decision.quantized]
+        return onnx.load(made.model_path), layers
+
+
+def colours(count: int) -> np.ndarray:
+    return np.random.default_rng(5).normal(0, 1, (count, 3, 16, 16)).astype(np.float32)
+
+
 def calibration_cache() -> str:
     lines = ["TRT-8600-EntropyCalibration2"]
     for name, largest in amax(["x", "c1", "r1", "c2", "a", "r2", "g", "f", "y"]).items():
@@ -196,6 +275,8 @@ def main() -> None:
         folder, "two_inputs", two_input_model(), {"ids": ids, "factor": np.full((3, 4, 1), 0.5, np.float32)}, extra=[]
     )
     write(folder, "unsupported", unsupported_model(), None, extra=[])
+    quantised, layers = depthwise_qdq()
+    write(folder, "depthwise_qdq", quantised, {"x": colours(2)}, extra=[name for name in layers if name != "y"])
     (folder / "conv_fp32.cache").write_text(calibration_cache())
 
 

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     "--engine-capture",
     type=click.Choice(["debug-tensors", "marked-outputs"]),
     help="With --engine: unfused debug tensors (TensorRT 10.12 and newer: fusion stays as it is) or marked outputs "
-    "(undo fusions) [debug tensors where the version has them and shows any].",
+    "(of a Q/DQ graph its INT8 tensors first, which keeps kernels whole) [debug tensors where the version has them and "
+    "shows any].",
 )
 @click.option(
     "--qat", type=click.Path(path_type=Path), help="A Q/DQ graph from quantisation-aware training to compare."

@@ -1,62 +1,40 @@
-"""Per-layer capture on a card: the values of tensors inside an engine.
+"""Per-layer capture on a card: the values of tensors inside an engine, from one that computes what it should.
 
-Two ways, and every result says which one was taken:
-
-- **debug tensors** (TensorRT 10.12 and newer, RTX): the engine is fused as the one that serves, and what survives
-  fusion is copied out while it runs. The rest was fused away and is not there. See
-  :mod:`pipeline.engine.debug_tensors`.
-- **marked outputs** (all versions): every tensor is returned. A returned tensor has to be stored, so fusions across it
-  are undone and the layers around it may run other kernels than in the engine that serves; on explicit Q/DQ graphs the
-  arithmetic stays the same.
+:mod:`pipeline.engine.ways` has the ways to see them, and every result says which one was taken. Looking changes the
+engine, and TensorRT 8.6.0 was seen to build one of an explicit Q/DQ graph that computes something else (float outputs
+of INT8 depthwise convolutions). So each engine's outputs are compared with what they must be before anything of it is
+given away, and the next way is tried where they differ.
 """
 
 from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pipeline.config import Profile, ShapeRange
-from pipeline.core.errors import InputError, ToolError
+from pipeline.core.errors import CheckFailed, InputError, QuantizeError, ToolError
 from pipeline.engine.builder import build_engine
 from pipeline.engine.compat import load_api
-from pipeline.engine.debug_tensors import Watcher, fused_ends, watched_names
+from pipeline.engine.debug_tensors import Watched, Watcher, dequantised_names, fused_ends, watched_names
 from pipeline.engine.device import no_device_reason
 from pipeline.engine.marking import original, returned
 from pipeline.engine.onnx_wire import read_model
 from pipeline.engine.profiles import covers, nearest_allowed
+from pipeline.engine.recorded import OUTPUT_TOLERANCE, EngineCheck, Samples, check_outputs
 from pipeline.engine.records import DEFAULT_OPTIONS, BuildOptions, EngineRecord
 from pipeline.engine.runner import Runner
+from pipeline.engine.ways import RECORDED, Recorded, Way, ways_to_capture
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from pipeline.engine.marking import How
+__all__ = ["RECORDED", "Capture", "Recorded", "build_capture"]
 
-__all__ = ["RECORDED", "Capture", "Recorded", "build_capture", "capture_outputs", "profile_for"]
-
-Recorded = Literal["debug tensors", "marked outputs"]
-RECORDED: tuple[Recorded, ...] = ("debug tensors", "marked outputs")
-"""In the order of preference."""
 Arrays = dict[str, np.ndarray]
-
-_LEVEL = 0
-"""Of a builder with marked outputs, unless told otherwise: nobody waits for that engine's speed, and with dozens of
-outputs a search for fast kernels takes minutes. With debug tensors the engine is to be the one that serves: TensorRT's
-own level."""
-_HOW: tuple[How, ...] = ("itself", "doubled")
-"""Ways to mark an output, in the order to try: TensorRT 8.6 asserts on the output of a fused DequantizeLinear, and the
-output of a layer that only moves values (MaxPool) becomes one."""
 _NAMES_SHOWN = 3
-
-
-def profile_for(feeds: Mapping[str, np.ndarray]) -> Profile:
-    """The profile that allows exactly the shapes of ``feeds``."""
-    return Profile(
-        inputs={name: ShapeRange(min=a.shape, opt=a.shape, max=a.shape) for name, a in feeds.items() if a.ndim}
-    )
 
 
 def _up_to(feeds: Mapping[str, np.ndarray]) -> Profile:
@@ -92,89 +70,41 @@ def build_capture(
     profiles: Sequence[Profile],
     *,
     plan_path: Path,
+    way: Way,
     target: str = "tensorrt",
-    recorded: Recorded = "marked outputs",
-    how: How = "itself",
-    strictly: bool = True,
     options: BuildOptions = DEFAULT_OPTIONS,
     timeout_s: float | None = None,
 ) -> EngineRecord:
-    """Build an engine of ``model`` that shows ``tensors``.
+    """Build an engine of ``model`` that shows ``tensors`` in one ``way``. Nobody has looked at what it computes.
 
-    Args:
-        how: marked outputs: see :mod:`pipeline.engine.marking`.
-        strictly: marked outputs: False leaves out tensors that TensorRT's network lacks, with a warning in the record.
+    Tensors that TensorRT's network lacks are left out, with a warning in the record.
 
     Raises:
-        InputError: a tensor that the graph lacks, a version without debug tensors, and as :func:`build_engine`.
+        InputError: a version without debug tensors, and as :func:`build_engine`.
     """
-    if recorded == "debug tensors":
-        changes: dict[str, Any] = {"watch_unfused": True}
+    if way.kind == "debug tensors":
+        chosen = options.model_copy(update={"watch_unfused": True})
     else:
-        level = _LEVEL if options.optimization_level is None else options.optimization_level
-        changes = {
-            "mark_outputs": tuple(tensors),
-            "mark_how": how,
-            "mark_strictly": strictly,
-            "optimization_level": level,
-        }
-    chosen = options.model_copy(update=changes)
+        marks = {"mark_outputs": tuple(tensors), "mark_how": way.how, "mark_strictly": False}
+        chosen = options.model_copy(update={**marks, "optimization_level": way.level})
     return build_engine(
         model, target=target, profiles=profiles, plan_path=plan_path, options=chosen, timeout_s=timeout_s
     )
-
-
-def capture_outputs(
-    model: Path,
-    tensors: Sequence[str],
-    feeds: Iterable[Mapping[str, np.ndarray]],
-    *,
-    profiles: Sequence[Profile] = (),
-    target: str = "tensorrt",
-    options: BuildOptions = DEFAULT_OPTIONS,
-    timeout_s: float | None = None,
-) -> Iterator[dict[str, np.ndarray]]:
-    """The values of ``tensors`` as marked outputs, and of the graph's outputs, for each of ``feeds`` in turn.
-
-    Args:
-        profiles: none: one for the shapes of the first feeds, which all others must then have.
-
-    Raises:
-        InputError: a tensor that the graph lacks; feeds of another shape, name or dtype.
-        ToolError: no card, or TensorRT fails.
-    """
-    stream = iter(feeds)
-    first = next(stream, None)
-    if first is None:
-        return
-    with tempfile.TemporaryDirectory(prefix="quantize-capture-") as scratch:
-        plan = Path(scratch) / "capture.plan"
-        record = build_capture(
-            model,
-            tensors,
-            profiles or [profile_for(first)],
-            plan_path=plan,
-            target=target,
-            options=options,
-            timeout_s=timeout_s,
-        )
-        with Runner(plan, target=target, record=record) as runner:
-            yield runner(first)
-            for values in stream:
-                yield runner(values)
 
 
 class Capture:
     """An engine of ``model`` and the values of ``tensors`` in it, whichever way they can be had. A context manager.
 
     The engine is built at the first call, for ``profiles`` or, without any, for the first feeds' shapes with any
-    smaller number of samples. With marked outputs the profiles are narrowed to the first feeds' number of samples.
+    smaller number of samples. With marked tensors the profiles are narrowed to the first feeds' number of samples.
     Samples that no profile allows in their number are sent in one that is allowed, repeated or in pieces.
 
     Args:
-        recorded: the way; None: debug tensors where the version has them and reports any of ``tensors``, else marked
-            outputs.
-        warn: is told why the preferred way was not taken.
+        reference: from the first feeds: samples and the graph's outputs for them, which every engine must reproduce.
+        tolerance: largest relative L2 difference of an output.
+        recorded: the way asked for; None: debug tensors where the version has them and reports any of ``tensors``,
+            else marked ones.
+        warn: is told of each way that was refused, and why.
 
     Raises:
         InputError: TensorRT is not installed, or has no debug tensors and is to record those.
@@ -186,6 +116,8 @@ class Capture:
         model: Path,
         tensors: Sequence[str],
         *,
+        reference: Callable[[Mapping[str, np.ndarray]], Samples],
+        tolerance: float = OUTPUT_TOLERANCE,
         target: str = "tensorrt",
         profiles: Sequence[Profile] = (),
         recorded: Recorded | None = None,
@@ -202,22 +134,41 @@ class Capture:
                 remedy="record the tensors where the card is (python -m pipeline.errors.recording) and give the file "
                 "to --engine-tensors",
             )
-        self.recorded: Recorded = recorded or ("debug tensors" if api.debug_tensors else "marked outputs")
         self.tensorrt = api.version
         graph = read_model(model).graph
-        self.ends: dict[str, str] = fused_ends(graph, tensors) if self.recorded == "debug tensors" else {}
-        """Debug tensors: by which tensor a layer that was fused with its activation is shown."""
-        self.scales: dict[str, float] = {}
-        """Of the last call: tensors that came as INT8, and the scale they were turned back with."""
-        self.unshown: dict[str, str] = {}
-        """Tensors that are not fused and could not be had, and why. Others that are not shown are fused."""
-        self._wanted = watched_names(graph, [*tensors, *self.ends.values()])
-        self._forced, self._api, self._warn = recorded is not None, api, warn
+        self._outputs = tuple(spec.name for spec in graph.outputs)
+        self._ends = fused_ends(graph, tensors)
+        wanted = [*tensors, *self._ends.values()]
+        self._watched = watched_names(graph, wanted)
+        self._dequantised = dequantised_names(graph, [name for name in wanted if name not in self._outputs])
+        self._ways = ways_to_capture(
+            recorded, debug=api.debug_tensors, int8=bool(self._dequantised), level=options.optimization_level
+        )
+        self._api, self._warn, self._reference, self._tolerance = api, warn, reference, tolerance
         self._model, self._tensors, self._target = model, tuple(tensors), target
         self._profiles, self._options, self._timeout_s = tuple(profiles), options, timeout_s
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self._runner: Runner | None = None
         self._watcher: Watcher | None = None
+        self.check: EngineCheck | None = None
+        """The engine's outputs against the reference; None before the first call."""
+        self._take(self._ways[0])
+
+    def _take(self, way: Way) -> None:
+        self.way = way
+        self.ends: dict[str, str] = {} if way.kind == "marked outputs" else dict(self._ends)
+        """By which tensor a layer is shown that was fused with its activation."""
+        self.scales: dict[str, float] = {}
+        """Of the last call: tensors that the engine has in INT8, and their scale. Their values are floats."""
+        self.unshown: dict[str, str] = {}
+        """Tensors that are not fused and could not be had, and why. Others that are not shown are fused."""
+        itself = {name: Watched(name) for name in self._tensors}
+        self._marks = self._dequantised if way.kind == "marked INT8 tensors" else itself
+
+    @property
+    def recorded(self) -> str:
+        """The way that was taken, in words; before the first call: the one that is tried first."""
+        return str(self.way)
 
     def __enter__(self) -> Capture:
         self._scratch = tempfile.TemporaryDirectory(prefix="quantize-capture-")
@@ -234,101 +185,137 @@ class Capture:
         self._runner = self._watcher = None
 
     def __call__(self, feeds: Mapping[str, np.ndarray]) -> Arrays:
-        """Tensors and outputs of the graph for one batch; a tensor that the engine does not show is left out."""
-        runner = self._runner or self._start(feeds)
+        """Tensors and outputs of the graph for one batch; a tensor that the engine does not show is left out.
+
+        Raises:
+            CheckFailed: at the first call: no engine that shows tensors gives the reference's outputs.
+            ToolError: at the first call: TensorRT builds no such engine.
+        """
+        outputs, shown = self._answer(self._runner or self._start(feeds), feeds)
+        return {**outputs, **shown}
+
+    def _answer(self, runner: Runner, feeds: Mapping[str, np.ndarray]) -> tuple[Arrays, Arrays]:
+        """The graph's outputs and the tensors looked for."""
         shapes = {name: values.shape for name, values in feeds.items()}
         known = all(spec.name in shapes and shapes[spec.name] for spec in runner.inputs)
         if not known or any(covers(profile, shapes) for profile in runner.profiles):
-            return self._run(feeds)
+            return self._run(runner, feeds)
         nearest = next(iter(nearest_allowed(runner.profiles, shapes)[1].values()))
-        return self._in_pieces(feeds, nearest[0])
+        pieces = list(self._pieces(runner, feeds, nearest[0]))
+        return _joined([outputs for outputs, _ in pieces]), _joined([shown for _, shown in pieces])
 
-    def _in_pieces(self, feeds: Mapping[str, np.ndarray], batch: int) -> Arrays:
+    def _pieces(
+        self, runner: Runner, feeds: Mapping[str, np.ndarray], batch: int
+    ) -> Iterator[tuple[Arrays, Arrays]]:
         count = len(next(iter(feeds.values())))
-        pieces: list[Arrays] = []
         for start in range(0, count, batch):
             part = {name: values[start : start + batch] for name, values in feeds.items()}
             kept = min(batch, count - start)
-            fitted = {name: np.resize(values, (batch, *values.shape[1:])) for name, values in part.items()}
-            found = self._run(fitted)
-            pieces.append(
-                {
-                    name: values[: len(values) // batch * kept]
-                    for name, values in found.items()
-                    if values.ndim and len(values) and len(values) % batch == 0
-                }
+            outputs, shown = self._run(
+                runner, {name: np.resize(values, (batch, *values.shape[1:])) for name, values in part.items()}
             )
-            for name in found.keys() - pieces[-1].keys():
-                self.unshown[name] = f"its samples cannot be told apart: shape {found[name].shape} for {batch} samples"
-        common = set(pieces[0]).intersection(*pieces[1:])
-        return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0] if name in common}
+            yield self._cut(outputs, batch, kept), self._cut(shown, batch, kept)
 
-    def _run(self, feeds: Mapping[str, np.ndarray]) -> Arrays:
-        runner = self._runner
-        if runner is None:
-            raise InputError("the capture is closed", remedy="use it inside its `with` block")
-        if self.recorded == "marked outputs":
-            marked = runner(feeds)
-            names = [original(name) for name in marked]
-            lacking = [name for name in self._tensors if name not in names]
-            self.unshown |= dict.fromkeys(lacking, "TensorRT's network has no tensor of that name")
-            return {name: array for name in names if (array := returned(marked, name)) is not None}
-        watcher = self._watcher or Watcher(self._api, runner.device, self._wanted)
-        self._watcher = watcher
-        watcher.begin()
-        outputs = runner.run_watched(feeds, watcher.listener)
-        values, self.scales = watcher.values()
-        self.unshown |= {name: reason for name, reason in watcher.skipped.items() if name not in values}
-        if not values and not self._forced:
-            seen = sorted(watcher.others)
-            words = f"{len(seen)} tensors, such as {', '.join(seen[:_NAMES_SHOWN])}" if seen else "no tensor at all"
-            self._fall_back(f"TensorRT reports none of the graph's tensors, but {words}")
-            self._start(feeds)
-            return self._run(feeds)
-        return {**outputs, **values}
+    def _cut(self, arrays: Arrays, batch: int, kept: int) -> Arrays:
+        found = {
+            name: values[: len(values) // batch * kept]
+            for name, values in arrays.items()
+            if values.ndim and len(values) and len(values) % batch == 0
+        }
+        for name in arrays.keys() - found.keys():
+            self.unshown[name] = f"its samples cannot be told apart: shape {arrays[name].shape} for {batch} samples"
+        return found
 
-    def _fall_back(self, reason: str) -> None:
-        self._warn(f"no debug tensors: {reason}; marked outputs are recorded, which undo fusions")
-        self._close()
-        self.recorded, self.ends, self.scales, self.unshown = "marked outputs", {}, {}, {}
+    def _run(self, runner: Runner, feeds: Mapping[str, np.ndarray]) -> tuple[Arrays, Arrays]:
+        if self.way.kind == "debug tensors":
+            watcher = self._watcher or Watcher(self._api, runner.device, self._watched)
+            self._watcher = watcher
+            watcher.begin()
+            outputs = runner.run_watched(feeds, watcher.listener)
+            values, self.scales = watcher.values()
+            self.unshown |= {name: reason for name, reason in watcher.skipped.items() if name not in values}
+            return outputs, values
+        marked = runner(feeds)
+        names = {original(name) for name in marked}
+        shown = {
+            watched.tensor: array
+            for name, watched in self._marks.items()
+            if (array := returned(marked, name)) is not None
+        }
+        self.scales = {w.tensor: w.scale for n, w in self._marks.items() if n in names and w.scale is not None}
+        lacking = [watched.tensor for name, watched in self._marks.items() if name not in names]
+        self.unshown |= dict.fromkeys(lacking, "TensorRT's network has no tensor of that name")
+        return {name: marked[name] for name in self._outputs if name in marked}, shown
 
     def _start(self, feeds: Mapping[str, np.ndarray]) -> Runner:
+        """The first engine, in the order of the ways, that gives the reference's outputs."""
         if self._scratch is None:
             raise InputError("the capture is not open", remedy="use it inside its `with` block")
+        samples = self._reference(feeds)
+        refused: list[tuple[Way, QuantizeError]] = []
+        for way, following in zip(self._ways, (*self._ways[1:], None), strict=True):
+            self._take(way)
+            try:
+                return self._try(Path(self._scratch.name) / "capture.plan", feeds, samples, last=following is None)
+            except (CheckFailed, ToolError) as error:
+                self._close()
+                refused.append((way, error))
+                if following is not None:
+                    self._warn(f"not recorded as {way}: {_reason(error)}; next: {following}")
+        if not any(isinstance(error, CheckFailed) for _, error in refused):
+            raise refused[-1][1]
+        raise CheckFailed(
+            f"{self._api.title} builds no engine of {self._model.name} that shows its tensors and gives its outputs; "
+            "nothing of these engines is reported:\n  "
+            + "\n  ".join(f"{way}: {_reason(error)}" for way, error in refused),
+            remedy="the engine that serves is another one: `quantize verify ARTIFACT --on-device` looks at its outputs",
+            figures={"ways": [{"way": str(w), "reason": _reason(e), **e.figures} for w, e in refused]},
+        )
+
+    def _try(self, plan: Path, feeds: Mapping[str, np.ndarray], samples: Samples, *, last: bool) -> Runner:
+        """Build one engine, and compare its outputs.
+
+        Raises:
+            CheckFailed: they are others.
+            ToolError: TensorRT fails, or the engine shows nothing while there is another way.
+        """
         profiles = self._profiles or (_up_to(feeds),)
-        samples = max((len(values) for values in feeds.values() if values.ndim), default=1)
-        plan = Path(self._scratch.name) / "capture.plan"
-        record = self._build(plan, profiles, samples)
-        self._runner = Runner(plan, target=self._target, record=record)
-        return self._runner
-
-    def _build(self, plan: Path, profiles: Sequence[Profile], samples: int) -> EngineRecord:
-        if self.recorded == "debug tensors":
-            try:
-                return self._build_one(plan, profiles)
-            except ToolError as error:
-                if self._forced:
-                    raise
-                self._fall_back(error.message)
-        profiles = tuple(_narrowed(profile, samples) for profile in profiles)
-        for how in _HOW[:-1]:
-            try:
-                return self._build_one(plan, profiles, how)
-            except ToolError as error:
-                last = error.message.splitlines()[-1].strip()
-                self._warn(f"no engine with tensors returned as {how}: {last}; they are returned as {_HOW[-1]}")
-        return self._build_one(plan, profiles, _HOW[-1])
-
-    def _build_one(self, plan: Path, profiles: Sequence[Profile], how: How = "itself") -> EngineRecord:
-        return build_capture(
+        if self.way.kind != "debug tensors":
+            profiles = tuple(_narrowed(profile, _count(feeds)) for profile in profiles)
+        record = build_capture(
             self._model,
-            self._tensors,
+            tuple(self._marks),
             profiles,
             plan_path=plan,
+            way=self.way,
             target=self._target,
-            recorded=self.recorded,
-            how=how,
-            strictly=False,
             options=self._options,
             timeout_s=self._timeout_s,
         )
+        runner = self._runner = Runner(plan, target=self._target, record=record)
+        outputs, shown = self._answer(runner, samples.feeds)
+        told = {name: v for name, v in samples.expected.items() if name in outputs or name not in self.unshown}
+        if not told:
+            raise CheckFailed("no output has an axis for the samples: nothing tells whether the engine is right")
+        rows = max((len(values) for values in told.values() if values.ndim), default=1)  # nothing is cut off
+        check = check_outputs(outputs, told, rows, self._tolerance)
+        if not shown and not last and self.way.kind != "marked outputs":
+            seen = sorted(self._watcher.others) if self._watcher is not None else []
+            words = f"{len(seen)} tensors, such as {', '.join(seen[:_NAMES_SHOWN])}" if seen else "no tensor at all"
+            raise ToolError(f"TensorRT reports none of the graph's tensors, but {words}")
+        self.check = check.model_copy(update={"samples": _count(samples.feeds)})
+        return runner
+
+
+def _count(feeds: Mapping[str, np.ndarray]) -> int:
+    return max((len(values) for values in feeds.values() if values.ndim), default=1)
+
+
+def _joined(pieces: Sequence[Arrays]) -> Arrays:
+    common = set(pieces[0]).intersection(*pieces[1:])
+    return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0] if name in common}
+
+
+def _reason(error: QuantizeError) -> str:
+    """Of an error in one line: a check says all in its message, TensorRT's own words stand last."""
+    return error.message if isinstance(error, CheckFailed) else error.message.splitlines()[-1].strip()

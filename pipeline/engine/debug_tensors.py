@@ -29,13 +29,13 @@ from pipeline.core.errors import QuantizeError, ToolError
 from pipeline.engine.tensors import numpy_dtype
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from pipeline.engine.compat import Api
     from pipeline.engine.cuda import Device
-    from pipeline.engine.onnx_wire import Graph, Node
+    from pipeline.engine.onnx_wire import Graph, Node, Tensor
 
-__all__ = ["Watched", "Watcher", "fused_ends", "watched_names"]
+__all__ = ["Watched", "Watcher", "dequantised_names", "fused_ends", "watched_names"]
 
 _PROFILE = re.compile(r" \[profile \d+\]$")
 _ACTIVATIONS = frozenset(
@@ -74,7 +74,55 @@ def watched_names(graph: Graph, tensors: Sequence[str]) -> dict[str, Watched]:
 
     An INT8 form counts where it can be turned back: one constant scale above 0, zero point 0.
     """
-    consumers = _consumers(graph)
+    names = {name: Watched(name) for name in tensors}
+    for name, quantiser, scale in _quantised(graph, tensors):
+        names.setdefault(quantiser.outputs[0], Watched(name, scale))
+    return names
+
+
+def dequantised_names(graph: Graph, tensors: Sequence[str]) -> dict[str, Watched]:
+    """The outputs of DequantizeLinear nodes that hold ``tensors`` as the layers behind read them, one for each tensor.
+
+    Tensors that are not quantised, or not in the form of :func:`watched_names`, have none.
+    """
+    consumers, constants = _consumers(graph), _constants(graph)
+    names: dict[str, Watched] = {}
+    found: set[str] = set()
+    for name, quantiser, scale in _quantised(graph, tensors):
+        for node in consumers.get(quantiser.outputs[0], []):
+            if name not in found and node.op_type == "DequantizeLinear" and _scale(node, constants) == scale:
+                names[node.outputs[0]] = Watched(name, scale)
+                found.add(name)
+    return names
+
+
+def _quantised(graph: Graph, tensors: Sequence[str]) -> Iterator[tuple[str, Node, float]]:
+    """Each of ``tensors`` that is quantised with one constant scale and no zero point, its QuantizeLinear and scale.
+
+    Where the float part of the graph is FP16, a Cast stands between them.
+    """
+    consumers, constants = _consumers(graph), _constants(graph)
+    for name in tensors:
+        readers = consumers.get(name, [])
+        casts = [cast.outputs[0] for cast in readers if cast.op_type == "Cast"]
+        for node in [*readers, *(node for cast in casts for node in consumers.get(cast, []))]:
+            if node.op_type == "QuantizeLinear" and (scale := _scale(node, constants)) is not None:
+                yield name, node, scale
+
+
+def _scale(node: Node, constants: Mapping[str, Tensor]) -> float | None:
+    """The one scale of a Q or DQ node without zero point; None: it has several, or they are not known."""
+
+    def constant(position: int) -> np.ndarray | None:
+        tensor = constants.get(node.inputs[position]) if len(node.inputs) > position else None
+        return None if tensor is None else tensor.values()
+
+    scale, zero = constant(1), constant(2)
+    usable = scale is not None and scale.size == 1 and scale[0] > 0 and (zero is None or not zero.any())
+    return float(scale[0]) if scale is not None and usable else None
+
+
+def _constants(graph: Graph) -> dict[str, Tensor]:
     constants = dict(graph.initializers)
     constants.update(
         {
@@ -83,20 +131,7 @@ def watched_names(graph: Graph, tensors: Sequence[str]) -> dict[str, Watched]:
             if node.op_type == "Constant" and "value" in node.attributes and node.attributes["value"].tensor is not None
         }
     )
-
-    def constant(node: Node, position: int) -> np.ndarray | None:
-        tensor = constants.get(node.inputs[position]) if len(node.inputs) > position else None
-        return None if tensor is None else tensor.values()
-
-    names = {name: Watched(name) for name in tensors}
-    for name in tensors:
-        for node in consumers.get(name, []):
-            if node.op_type != "QuantizeLinear":
-                continue
-            scale, zero = constant(node, 1), constant(node, 2)
-            if scale is not None and scale.size == 1 and scale[0] > 0 and (zero is None or not zero.any()):
-                names.setdefault(node.outputs[0], Watched(name, float(scale[0])))
-    return names
+    return constants
 
 
 def _consumers(graph: Graph) -> dict[str, list[Node]]:

@@ -19,7 +19,7 @@ from pipeline.core.progress import SILENT
 from pipeline.engine.builder import build_engine
 from pipeline.engine.compat import MODULES
 from pipeline.engine.fastest import Fastest, FloatBuild, require_fp16
-from pipeline.engine.recorded import EngineCheck, Samples, check_engine_outputs
+from pipeline.engine.recorded import OUTPUT_TOLERANCE, EngineCheck, Samples, check_engine_outputs
 from pipeline.engine.records import BUILD_FILE, DEFAULT_OPTIONS, PLAN_FILE, BuildOptions, EngineRecord
 from pipeline.engine.runner import Runner
 from pipeline.records import Record
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ArtifactBuild", "build_from_artifact", "check_target"]
 
-_TOLERANCE = 0.1
 _COPY_AGAIN = "copy the artifact again, or build it again"
 
 
@@ -53,7 +52,7 @@ def build_from_artifact(
     target: str = "tensorrt",
     options: BuildOptions = DEFAULT_OPTIONS,
     profiles: Sequence[Profile] = (),
-    tolerance: float = _TOLERANCE,
+    tolerance: float = OUTPUT_TOLERANCE,
     fastest: bool = False,
     rounds: int = 5,
     timeout_s: float | None = None,
@@ -65,8 +64,7 @@ def build_from_artifact(
 
     Args:
         profiles: none: those of the artifact.
-        tolerance: largest relative L2 difference of an output from the recorded one. Kernels round differently, which
-            moves single values by a quantisation step; a wrong scale or a lost layer gives about 1.
+        tolerance: largest relative L2 difference of an output from the recorded one.
         fastest: build an FP16 engine of the FP32 model too, measure both at each profile's optimum, and keep the float
             plan for the profiles where it is faster outside the noise. For their shapes the answers are FP16's
             (:func:`pipeline.engine.dispatch.serve` picks by shape).

@@ -56,7 +56,7 @@ class EngineSource(Reading, Protocol):
 
     @property
     def recorded(self) -> str:
-        """``debug tensors`` or ``marked outputs``; empty where that is not known."""
+        """The way, such as ``debug tensors``, see :class:`pipeline.engine.ways.Way`; empty where it is not known."""
 
     @property
     def ends(self) -> Mapping[str, str]:
@@ -153,7 +153,7 @@ class OrtReading:
 
 
 class CallableReading:
-    """A reading from a function of the inputs, such as a TensorRT engine with marked outputs."""
+    """A reading from a function of the inputs, such as a TensorRT engine with marked tensors."""
 
     def __init__(
         self,

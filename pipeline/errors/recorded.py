@@ -31,7 +31,8 @@ class RecordedReading:
     of which the file has not every sample gives no tensors.
 
     Raises:
-        InputError: the file is missing or damaged, has no ``samples``, or a tensor with another number of rows.
+        InputError: the file is missing or damaged, has no ``samples``, or a tensor with another number of rows; or it
+            was recorded by a version that did not look at the engine's outputs.
     """
 
     def __init__(self, path: Path) -> None:
@@ -48,6 +49,12 @@ class RecordedReading:
             raise InputError(f"{path}: its array {META!r} is damaged: {error}", remedy="record it again") from error
         except Exception as error:
             raise InputError(f"{path} is not a readable .npz file: {error}") from error
+        if meta is not None and not meta.outputs:
+            raise InputError(
+                f"{path}: nobody compared the outputs of the engine that these tensors come from "
+                f"({meta.target} {meta.tensorrt}, {meta.recorded}) with the artifact's",
+                remedy="record it again: python -m pipeline.errors.recording ARTIFACT OUT.npz",
+            )
         self._parted = meta is not None
         self._meta = meta or _UNKNOWN
         sizes = self._meta.sizes if self._parted else (len(numbers),)

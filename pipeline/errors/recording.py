@@ -45,7 +45,7 @@ class Meta(Record):
     target: str
     tensorrt: str
     recorded: str
-    """``debug tensors`` or ``marked outputs``."""
+    """In which way, see :class:`pipeline.engine.ways.Way`."""
     tensors: tuple[str, ...]
     """Names by number; an engine that never shows one has no array for it."""
     sizes: tuple[int, ...]
@@ -56,6 +56,8 @@ class Meta(Record):
     """Layer's tensor to what may be shown for it, see :class:`pipeline.errors.capture.EngineSource`."""
     scales: dict[str, float] = Field(default_factory=dict)
     """Of the tensors that the engine has as INT8."""
+    outputs: dict[str, float] = Field(default_factory=dict)
+    """Relative L2 of each output of the engine to the one recorded in the artifact, over the samples kept there."""
     unshown: dict[str, str] = Field(default_factory=dict)
     """Tensors that the engine has and did not give, and why; others that are not there were fused."""
 
@@ -89,13 +91,15 @@ def record_engine(
         values: keep so many values of each tensor and sample (:func:`positions`) where it has more: errors are
             estimated from them, roughly where a few clipped values carry most of it, and the file stays small. None:
             all.
-        warn: is told why the preferred way was not taken.
+        warn: is told of each way that was refused, and why.
 
     Raises:
         InputError: no artifact, no samples in it, nothing quantised, or a TensorRT without that way.
+        CheckFailed: no engine that shows its tensors gives the outputs recorded in the artifact.
         ToolError: no GPU, or TensorRT fails.
     """
     from pipeline.engine.capture import Capture
+    from pipeline.engine.recorded import Samples
 
     artifact = Artifact.open(folder)
     try:
@@ -105,6 +109,7 @@ def record_engine(
             numbers = kept["samples"][:samples]
             prefix = "inputs/"
             feeds = {n.removeprefix(prefix): kept[n][: len(numbers)] for n in kept.files if n.startswith(prefix)}
+        every = Samples.read(artifact.path(SAMPLES), "int8")
     except (OSError, ValueError, KeyError, IndexError, TypeError, zipfile.BadZipFile) as error:
         raise InputError(
             f"{folder}: {PLACEMENT} or {SAMPLES} cannot be read: {error}",
@@ -116,6 +121,7 @@ def record_engine(
     with Capture(
         artifact.path(INT8_MODEL),
         tensors,
+        reference=lambda _: every,
         target=target,
         profiles=profiles,
         recorded=recorded,
@@ -160,6 +166,7 @@ def write_recording(
             kept=kept,
             ends=capture.ends,
             scales=scales,
+            outputs=capture.check.relative_l2 if capture.check is not None else {},
             unshown=capture.unshown,
         )
         _write_array(archive, "samples", np.asarray(numbers))
@@ -190,7 +197,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--engine-capture",
         choices=("debug-tensors", "marked-outputs"),
-        help="unfused debug tensors (TensorRT 10.12 and newer) or marked outputs [debug tensors where there are any]",
+        help="unfused debug tensors (TensorRT 10.12 and newer) or marked tensors, those in INT8 first "
+        "[debug tensors where there are any]",
     )
     parser.add_argument("--values", type=int, help="so many values of each tensor and sample, evenly spread [all]")
     options = parser.parse_args(arguments)
@@ -216,6 +224,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sys.stdout.write(
         f"{count} tensors of {sum(meta.sizes)} samples ({meta.recorded}) in {options.out}, {size:.1f} MB\n"
     )
+    for name, distance in meta.outputs.items():
+        sys.stdout.write(f"output {name}: relative L2 {distance:.4f} to the recorded one\n")
     return 0
 
 

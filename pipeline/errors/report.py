@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.artifact import INT8_MODEL
+from pipeline.artifact import INT8_MODEL, SAMPLES
 from pipeline.core.errors import InputError
 from pipeline.core.progress import SILENT, Progress
 from pipeline.errors.engine_errors import FUSED, SHOWN
@@ -48,7 +48,8 @@ class ErrorReport(Record):
     engine: str
     """Which engine was read; empty without one."""
     recorded: str
-    """What of it: ``debug tensors`` or ``marked outputs``; empty without an engine, or where a file does not say."""
+    """In which way, such as ``marked INT8 tensors, doubled, level 0``, see :class:`pipeline.engine.ways.Way`; empty
+    without an engine, or where a file does not say."""
     engine_layers: dict[str, int]
     """How many layers it shows in which way: ``shown``, ``shown, in INT8``, ``fused: ...``."""
     outputs: dict[str, dict[str, Any]]
@@ -82,7 +83,7 @@ def report_artifact(
         data: as for a build; None: the samples kept in the artifact.
         engine: target whose engine is built and read too (needs its GPU).
         engine_tensors: ``.npz`` with an engine's tensors recorded elsewhere, in place of ``engine``.
-        engine_capture: with ``engine``: read debug tensors or marked outputs; None: debug tensors where there are any.
+        engine_capture: with ``engine``: read debug tensors or marked ones; None: debug tensors where there are any.
         qat: a Q/DQ graph of the same network from quantisation-aware training, to compare with.
         out: folder for the files; None: the artifact's ``reports``, and its manifest is updated.
 
@@ -95,7 +96,8 @@ def report_artifact(
         artifact, data, preprocess=preprocess, samples=samples, batch_size=batch_size, labels=labels, progress=progress
     )
     with ExitStack() as stack:
-        reading = _engine_reading(opened, engine, engine_tensors, engine_capture, stack, progress)
+        samples_kept = artifact.path(SAMPLES) if data is None else None
+        reading = _engine_reading(opened, engine, engine_tensors, engine_capture, samples_kept, stack, progress)
         found = measure(
             opened.fp32,
             opened.int8,
@@ -147,6 +149,7 @@ def _engine_reading(
     engine: str | None,
     file: Path | None,
     recorded: Recorded | None,
+    samples: Path | None,
     stack: ExitStack,
     progress: Progress,
 ) -> EngineSource | None:
@@ -164,7 +167,9 @@ def _engine_reading(
     profiles = tuple(Profile.parse(text) for text in opened.artifact.manifest.profiles)
     tensors = [layer.tensor for layer in opened.layers]
     model = opened.artifact.path(INT8_MODEL)
-    reading = EngineReading(model, tensors, target=engine, profiles=profiles, recorded=recorded, progress=progress)
+    reading = EngineReading(
+        model, tensors, target=engine, samples=samples, profiles=profiles, recorded=recorded, progress=progress
+    )
     return stack.enter_context(reading)
 
 
@@ -200,7 +205,12 @@ def _engine_notes(found: Measurement) -> list[str]:
     notes = [f"{table.engine_label}: {fused} of {count} layers are fused and cannot be shown."]
     if table.engine_recorded:
         notes[0] += f" Recorded: {table.engine_recorded}."
-    if table.engine_recorded == "marked outputs":
+    if table.engine_recorded.startswith("marked INT8 tensors"):
+        notes.append(
+            "Marked INT8 tensors are what the next layers read: a layer, its activation and its quantiser stay one "
+            "kernel, not always the one in the engine that serves."
+        )
+    if table.engine_recorded.startswith("marked outputs"):
         notes.append("Marked outputs undo fusions: the engine that serves may run other kernels around them.")
     if any(", in INT8" in info.engine for info in table.layers):
         notes.append(

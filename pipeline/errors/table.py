@@ -73,7 +73,7 @@ class ErrorTable:
     engine_label: str = ""
     """Which engine the engine's tensors come from, with its version."""
     engine_recorded: str = ""
-    """What they are: ``marked outputs`` or ``debug tensors``; empty without an engine, or where a file does not say."""
+    """In which way, see :class:`pipeline.engine.ways.Way`; empty without an engine, or where a file does not say."""
 
     def mean(self, column: str) -> Floats:
         """Mean over the samples that have a figure, shape (layers,); NaN where none has."""

@@ -173,13 +173,15 @@ def plan(
     dtype: str = "float32",
     scratch: int = 4096,
     debug: Any = (),
+    marks: Any = (),
 ) -> bytes:
     """A fake engine from ``x`` to ``y``: ``double``, ``triple`` (same shape) or ``positive`` (data-dependent size).
 
-    ``debug``: name, dtype and factor of each debug tensor, which is ``x`` times the factor.
+    ``debug``: name, dtype and factor of each debug tensor, which is ``x`` times the factor. ``marks``: name and factor
+    of further outputs.
     """
-    spec = {"operation": operation, "profiles": profiles, "dtype": dtype, "scratch": scratch, "debug": debug}
-    return json.dumps(spec).encode()
+    spec = {"operation": operation, "profiles": profiles, "dtype": dtype, "scratch": scratch}
+    return json.dumps({**spec, "debug": debug, "marks": marks}).encode()
 
 
 def fake_tensorrt(graphs: FakeGraphs, *, version: str = "8.6.0") -> Any:
@@ -214,18 +216,18 @@ def fake_tensorrt(graphs: FakeGraphs, *, version: str = "8.6.0") -> Any:
                 return None
 
     class Engine:
-        num_io_tensors = 2
-
         def __init__(self, spec: Any) -> None:
             self.spec = spec
+            self.names = ["x", "y", *(name for name, _ in spec["marks"])]
+            self.num_io_tensors = len(self.names)
             self.num_optimization_profiles = len(spec["profiles"])
             self.device_memory_size = spec["scratch"]
 
         def get_tensor_name(self, number: int) -> str:
-            return "xy"[number]
+            return str(self.names[number])
 
         def get_tensor_mode(self, name: str) -> str:
-            return {"x": "input", "y": "output"}[name]
+            return "input" if name == "x" else "output"
 
         def get_tensor_location(self, name: str) -> str:
             return "device"
@@ -339,6 +341,9 @@ def fake_tensorrt(graphs: FakeGraphs, *, version: str = "8.6.0") -> Any:
                 factor = 3 if self.spec["operation"] == "triple" else 2
                 values, address = values * factor, addresses["y"]
             memory(address, values.nbytes)[:] = values.view(np.uint8)
+            for name, factor in self.spec["marks"]:
+                marked = memory(addresses["x"], size).view(dtype) * dtype.type(factor)
+                memory(addresses[name], size)[:] = marked.view(np.uint8)
 
     def nptype(dtype: Any) -> Any:
         if dtype == "bfloat16":

@@ -102,3 +102,35 @@ def qdq_conv(
 def run_time_scale() -> list:
     """Nodes that compute the activation scale from the input."""
     return [helper.make_node("ReduceMax", ["x"], ["s"], name="largest", keepdims=0)]
+
+
+def small_qdq(path: Path) -> Path:
+    """x -> a -> Relu r -> Q/DQ -> b (read by two) -> Clip c -> y; the Q of b has a zero point of 3, that of r 0."""
+    constants = {
+        "s": np.float32(0.5),
+        "zero": np.int8(0),
+        "three": np.int8(3),
+        "w": np.ones(3, np.float32),
+    }
+    nodes = [
+        helper.make_node("Mul", ["x", "w"], ["a"]),
+        helper.make_node("Relu", ["a"], ["r"]),
+        helper.make_node("QuantizeLinear", ["r", "s", "zero"], ["r_q"]),
+        helper.make_node("DequantizeLinear", ["r_q", "s", "zero"], ["r_dq"]),
+        helper.make_node("Mul", ["r_dq", "w"], ["b"]),
+        helper.make_node("QuantizeLinear", ["b", "s", "three"], ["b_q"]),
+        helper.make_node("DequantizeLinear", ["b_q", "s", "three"], ["b_dq"]),
+        helper.make_node("Clip", ["b"], ["c"]),
+        helper.make_node("Add", ["b_dq", "c"], ["y"]),
+    ]
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        nodes,
+        "net",
+        [value("x", TensorProto.FLOAT, ["N", 3])],
+        [value("y", TensorProto.FLOAT, ["N", 3])],
+        initializer=[numpy_helper.from_array(np.asarray(v), k) for k, v in constants.items()],
+    )
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    path.write_bytes(made.SerializeToString())
+    return path

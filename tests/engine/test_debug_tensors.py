@@ -1,4 +1,4 @@
-"""Unfused debug tensors: names, copies, the listener as TensorRT calls it, and the capture that uses them.
+"""Unfused debug tensors: names, copies, and the listener as TensorRT calls it. The capture: ``test_capture.py``.
 
 TensorRT from 10.12 on has not run here: a fake card stands in for it, shaped by the signatures of 10.16, 11.4 and RTX.
 """
@@ -12,56 +12,22 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
-from pipeline.config import Profile
 from pipeline.core.errors import InputError, ToolError
-from pipeline.engine import capture, runner
-from pipeline.engine.capture import Capture
 from pipeline.engine.compat import Api
 from pipeline.engine.cuda import open_device
-from pipeline.engine.debug_tensors import Watched, Watcher, fused_ends, watched_names
+from pipeline.engine.debug_tensors import Watched, Watcher, dequantised_names, fused_ends, watched_names
 from pipeline.engine.onnx_wire import read_model
 from pipeline.engine.runner import Runner
-from tests.engine.fakes import fake_tensorrt, plan
+from tests.engine.fakes import plan
+from tests.engine.graphs import save
+from tests.engine.graphs import small_qdq as model
 from tests.engine.test_compat import api as listed_api
 
 SCALE = 0.5
 Card = SimpleNamespace
-
-
-def model(path: Path) -> Path:
-    """x -> a -> Relu r -> Q/DQ -> b (read by two) -> Clip c -> y; the Q of b has a zero point of 3, that of r 0."""
-    constants = {
-        "s": np.float32(SCALE),
-        "two": np.array([SCALE, SCALE], np.float32),
-        "zero": np.int8(0),
-        "three": np.int8(3),
-        "w": np.ones(3, np.float32),
-    }
-    nodes = [
-        helper.make_node("Mul", ["x", "w"], ["a"]),
-        helper.make_node("Relu", ["a"], ["r"]),
-        helper.make_node("QuantizeLinear", ["r", "s", "zero"], ["r_q"]),
-        helper.make_node("DequantizeLinear", ["r_q", "s", "zero"], ["r_dq"]),
-        helper.make_node("Mul", ["r_dq", "w"], ["b"]),
-        helper.make_node("QuantizeLinear", ["b", "s", "three"], ["b_q"]),
-        helper.make_node("DequantizeLinear", ["b_q", "s", "three"], ["b_dq"]),
-        helper.make_node("Clip", ["b"], ["c"]),
-        helper.make_node("Add", ["b_dq", "c"], ["y"]),
-    ]
-    value = helper.make_tensor_value_info
-    graph = helper.make_graph(
-        nodes,
-        "net",
-        [value("x", TensorProto.FLOAT, ["N", 3])],
-        [value("y", TensorProto.FLOAT, ["N", 3])],
-        initializer=[numpy_helper.from_array(np.asarray(v), k) for k, v in constants.items()],
-    )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
-    return path
 
 
 def test_names_that_stand_for_a_tensor(tmp_path: Path) -> None:
@@ -72,6 +38,29 @@ def test_names_that_stand_for_a_tensor(tmp_path: Path) -> None:
         "r_q": Watched("r", SCALE),
         "b": Watched("b"),
     }, "the INT8 form with a zero point of 3 cannot be turned back by its scale alone"
+
+
+def test_what_the_next_layer_reads(tmp_path: Path) -> None:
+    """r as it is behind its DequantizeLinear; b's has a zero point, a and y are not quantised."""
+    graph = read_model(model(tmp_path / "m.onnx")).graph
+    assert dequantised_names(graph, ["a", "b", "r", "y", "gone"]) == {"r_dq": Watched("r", SCALE)}
+
+
+def test_a_tensor_that_is_quantised_behind_a_cast(tmp_path: Path) -> None:
+    """As in graphs whose float part is FP16; of two pairs the first counts, and a lone QuantizeLinear has no output."""
+    constants = {"s": np.float32(SCALE), "t": np.float32(1), "zero": np.int8(0)}
+    nodes = [
+        helper.make_node("Cast", ["x"], ["h"], to=TensorProto.FLOAT16),
+        helper.make_node("Cast", ["h"], ["f"], to=TensorProto.FLOAT),
+        helper.make_node("QuantizeLinear", ["f", "t", "zero"], ["lone"]),
+        helper.make_node("QuantizeLinear", ["f", "s", "zero"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "t", "zero"], ["other_scale"]),
+        helper.make_node("DequantizeLinear", ["q", "s", "zero"], ["d"]),
+        helper.make_node("DequantizeLinear", ["q", "s", "zero"], ["again"]),
+        helper.make_node("Add", ["d", "again"], ["y"]),
+    ]
+    graph = read_model(save(tmp_path / "m.onnx", nodes, constants)).graph
+    assert dequantised_names(graph, ["h"]) == {"d": Watched("h", SCALE)}
 
 
 def test_a_layer_fused_with_its_activation_has_another_end(tmp_path: Path) -> None:
@@ -244,187 +233,12 @@ def test_the_real_class_calls_the_listener() -> None:
     assert scales == {"r": SCALE}
 
 
-# -- the capture -------------------------------------------------------------------------------------------------------
+# -- a runner ----------------------------------------------------------------------------------------------------------
 
 DEBUG = (("r_q", "int8", 2), ("b", "float32", 3), ("__myln_1", "float32", 1))
-RANGE = (((1, 3), (4, 3), (8, 3)),)
-
-
-@pytest.fixture
-def tensorrt(card: Card, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Sets the version of the fake TensorRT and what its engines do; returns what was built and warned."""
-    seen = SimpleNamespace(built=[], warned=[], debug=DEBUG, profiles=RANGE, failures=[], operation="double")
-
-    def build(path: Any, tensors: Any, profiles: Any, *, plan_path: Path, **rest: Any) -> Any:
-        seen.built.append((rest["recorded"], rest["how"], tuple(map(str, profiles))))
-        if seen.failures and seen.failures.pop(0):
-            raise ToolError("TensorRT builds no engine:\n  assertIsValidSubscript")
-        plan_path.write_bytes(plan(seen.operation, debug=seen.debug, profiles=seen.profiles))
-
-    def use(version: str) -> Any:
-        api = Api(trt=fake_tensorrt(card.graphs, version=version), rtx=False, version=version)
-        monkeypatch.setattr(runner, "load_api", lambda target: api)
-        monkeypatch.setattr(capture, "load_api", lambda target: api)
-        return seen
-
-    monkeypatch.setattr(capture, "build_capture", build)
-    monkeypatch.setattr(capture, "no_device_reason", lambda: None)
-    return use
-
-
-def rows(count: int) -> np.ndarray:
-    return np.arange(3 * count, dtype=np.float32).reshape(count, 3)
-
-
-def test_debug_tensors_where_the_version_has_them(tensorrt: Any, tmp_path: Path) -> None:
-    seen = tensorrt("10.16.1")
-    with Capture(model(tmp_path / "m.onnx"), ["a", "b"], warn=seen.warned.append) as captured:
-        assert captured.ends == {"a": "r"}
-        found = captured({"x": rows(2)})
-    assert captured.recorded == "debug tensors"
-    assert captured.scales == {"r": SCALE}
-    assert set(found) == {"y", "r", "b"}, "a was fused and is not invented"
-    np.testing.assert_array_equal(found["r"], rows(2) * 2 * SCALE)
-    np.testing.assert_array_equal(found["b"], rows(2) * 3)
-    assert seen.built == [("debug tensors", "itself", ("x=1x3,2x3,2x3",))]
-    assert seen.warned == []
-
-
-def test_marked_outputs_where_it_has_none(tensorrt: Any, tmp_path: Path) -> None:
-    seen = tensorrt("8.6.0")
-    with Capture(model(tmp_path / "m.onnx"), ["y"], warn=seen.warned.append) as captured:
-        assert captured.ends == {}
-        np.testing.assert_array_equal(captured({"x": rows(2)})["y"], rows(2) * 2)
-    assert captured.recorded == "marked outputs"
-    assert seen.built == [("marked outputs", "itself", ("x=1x3,2x3,2x3",))]
-
-
-def test_marked_outputs_can_be_asked_for(tensorrt: Any, tmp_path: Path) -> None:
-    seen = tensorrt("10.16.1")
-    with Capture(model(tmp_path / "m.onnx"), ["a"], recorded="marked outputs") as captured:
-        captured({"x": rows(1)})
-    assert [kind for kind, *_ in seen.built] == ["marked outputs"]
-
-
-def test_debug_tensors_asked_of_an_old_version(tensorrt: Any, tmp_path: Path) -> None:
-    tensorrt("8.6.0")
-    with pytest.raises(InputError, match=r"they take TensorRT 10\.12 or newer"):
-        Capture(model(tmp_path / "m.onnx"), ["a"], recorded="debug tensors")
-
-
-def test_without_a_card_nothing_is_built(tensorrt: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = tensorrt("8.6.0")
-    monkeypatch.setattr(capture, "no_device_reason", lambda: "no NVIDIA driver")
-    with pytest.raises(ToolError, match="no engine can run here: no NVIDIA driver") as error:
-        Capture(model(tmp_path / "m.onnx"), ["a"])
-    assert "--engine-tensors" in str(error.value.remedy)
-    assert seen.built == []
-
-
-def test_internal_names_only_make_it_mark_outputs(tensorrt: Any, tmp_path: Path) -> None:
-    seen = tensorrt("10.16.1")
-    seen.debug = (("__myln_1", "float32", 1), ("__myln_2", "float32", 1))
-    with Capture(model(tmp_path / "m.onnx"), ["a"], warn=seen.warned.append) as captured:
-        assert set(captured({"x": rows(2)})) == {"y"}
-        assert captured.ends == {}
-    assert captured.recorded == "marked outputs"
-    assert [kind for kind, *_ in seen.built] == ["debug tensors", "marked outputs"]
-    assert "none of the graph's tensors, but 2 tensors, such as __myln_1, __myln_2" in seen.warned[0]
-
-
-def test_internal_names_only_stay_when_debug_tensors_are_asked_for(tensorrt: Any, tmp_path: Path) -> None:
-    seen = tensorrt("10.16.1")
-    seen.debug = ()
-    with Capture(model(tmp_path / "m.onnx"), ["a"], recorded="debug tensors") as captured:
-        assert set(captured({"x": rows(2)})) == {"y"}
-    assert captured.recorded == "debug tensors"
-
-
-def test_a_failed_build_falls_back_unless_asked_for(tensorrt: Any, tmp_path: Path) -> None:
-    seen = tensorrt("10.16.1")
-    seen.failures = [True]
-    with Capture(model(tmp_path / "m.onnx"), ["y"], warn=seen.warned.append) as captured:
-        captured({"x": rows(1)})
-    assert captured.recorded == "marked outputs"
-    assert "assertIsValidSubscript" in seen.warned[0]
-    seen.failures = [True]
-    with (
-        Capture(model(tmp_path / "m.onnx"), ["y"], recorded="debug tensors") as captured,
-        pytest.raises(ToolError, match="assertIsValidSubscript"),
-    ):
-        captured({"x": rows(1)})
-
-
-def test_an_engine_that_refuses_the_listener(tensorrt: Any, tmp_path: Path) -> None:
-    seen = tensorrt("10.16.1")
-    seen.operation = "mute"
-    with (
-        Capture(model(tmp_path / "m.onnx"), ["y"], recorded="debug tensors") as captured,
-        pytest.raises(ToolError, match="hands out no debug tensors of this engine"),
-    ):
-        captured({"x": rows(1)})
-
-
-def test_outputs_are_doubled_where_they_cannot_be_marked(tensorrt: Any, tmp_path: Path) -> None:
-    seen = tensorrt("8.6.0")
-    seen.failures = [True]
-    with Capture(model(tmp_path / "m.onnx"), ["y"], warn=seen.warned.append) as captured:
-        captured({"x": rows(1)})
-    assert [how for _, how, _ in seen.built] == ["itself", "doubled"]
-    assert "assertIsValidSubscript; they are returned as doubled" in seen.warned[0]
-
-
-def test_samples_in_numbers_that_no_profile_allows(tensorrt: Any, tmp_path: Path) -> None:
-    seen = tensorrt("10.16.1")
-    seen.profiles = (((4, 3), (4, 3), (4, 3)),)
-    profile = Profile.parse("x=4x3,4x3,4x3")
-    with Capture(model(tmp_path / "m.onnx"), ["a", "b"], profiles=[profile]) as captured:
-        for count in (1, 3, 4, 5, 9):
-            found = captured({"x": rows(count)})
-            np.testing.assert_array_equal(found["y"], rows(count) * 2)
-            np.testing.assert_array_equal(found["b"], rows(count) * 3)
-
-
-def test_marked_outputs_are_built_for_as_many_samples_as_there_are(tensorrt: Any, tmp_path: Path) -> None:
-    profiles = [Profile.parse(text) for text in ("x=1x3,8x3,64x3", "x=16x3,32x3,64x3", "x=4x3,4x3,4x3")]
-    for version in ("8.6.0", "10.16.1"):
-        seen = tensorrt(version)
-        with Capture(model(tmp_path / "m.onnx"), ["y", "b"], profiles=profiles) as captured:
-            captured({"x": rows(2)})
-    narrow, whole = (tuple(built) for _, _, built in seen.built)
-    assert narrow == ("x=1x3,2x3,2x3", "x=16x3,16x3,16x3", "x=4x3,4x3,4x3")
-    assert whole == tuple(map(str, profiles)), "with debug tensors the engine is the one that serves"
-
-
-def test_what_is_there_and_cannot_be_had_is_not_called_fused(tensorrt: Any, tmp_path: Path) -> None:
-    seen = tensorrt("10.16.1")
-    seen.debug = (("b", "bfloat16", 1), ("r_q", "int8", 1))
-    with Capture(model(tmp_path / "m.onnx"), ["a", "b"]) as captured:
-        assert set(captured({"x": rows(2)})) == {"r", "y"}
-    assert set(captured.unshown) == {"b"}
-    assert "bfloat16" in captured.unshown["b"]
-    tensorrt("8.6.0")
-    with Capture(model(tmp_path / "m.onnx"), ["y", "gone"]) as captured:
-        captured({"x": rows(2)})
-    assert captured.unshown == {"gone": "TensorRT's network has no tensor of that name"}
-
-
-def test_other_shapes_stay_an_error(tensorrt: Any, tmp_path: Path) -> None:
-    tensorrt("8.6.0")
-    with Capture(model(tmp_path / "m.onnx"), ["a"], profiles=[Profile.parse("x=1x3,2x3,4x3")]) as captured:
-        with pytest.raises(InputError, match="has shape"):
-            captured({"x": np.zeros((2, 5), np.float32)})
-        with pytest.raises(InputError, match="no input 'z'"):
-            captured({"z": np.zeros((2, 3), np.float32)})
-
-
-def test_a_closed_capture(tensorrt: Any, tmp_path: Path) -> None:
-    tensorrt("8.6.0")
-    captured = Capture(model(tmp_path / "m.onnx"), ["a"])
-    with pytest.raises(InputError, match="the capture is not open"):
-        captured({"x": rows(1)})
 
 
 def test_a_listener_gets_nothing_unless_the_engine_is_watched(card: Card) -> None:
+    rows = np.arange(6, dtype=np.float32).reshape(2, 3)
     with Runner(plan(debug=DEBUG)) as engine:
-        np.testing.assert_array_equal(engine({"x": rows(2)})["y"], rows(2) * 2)
+        np.testing.assert_array_equal(engine({"x": rows})["y"], rows * 2)

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -14,7 +13,6 @@ from pipeline.cli.bench import command as bench
 from pipeline.cli.coverage import command as coverage
 from pipeline.core.errors import InputError
 from pipeline.engine import suite
-from pipeline.engine.capture import profile_for
 from pipeline.engine.suite import baseline_engine, run_suite
 from tests.engine.artifacts import FakeBuilder, make_artifact
 from tests.engine.conftest import CARD
@@ -141,8 +139,3 @@ def test_coverage_refuses_a_file_that_does_not_fit(tmp_path: Path) -> None:
     result = CliRunner().invoke(coverage, [str(folder), str(requests)])
     assert result.exit_code == 2
     assert "no input 'z'" in result.output
-
-
-def test_the_profile_of_feeds_allows_exactly_them() -> None:
-    feeds = {"x": np.ones((2, 3), np.float32), "flag": np.array(1.0, np.float32)}
-    assert str(profile_for(feeds)) == "x=2x3,2x3,2x3"

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from pipeline.artifact import SAMPLES
-from pipeline.core.errors import InputError
+from pipeline.core.errors import CheckFailed, InputError
 from pipeline.data.batching import Batch
 from pipeline.engine import capture
+from pipeline.engine.recorded import EngineCheck
 from pipeline.errors.capture import OrtReading
 from pipeline.errors.recorded import RecordedReading
 from pipeline.errors.recording import Meta, main, positions, write_recording
@@ -38,6 +39,7 @@ class FakeCapture:
         self.options = options
         FakeCapture.last = self
         self.ends, self.scales, self.unshown = {"stem": "relu"}, {}, {"last": "bfloat16"}
+        self.check = EngineCheck(relative_l2={"logits": 0.03}, agreement={"logits": 1.0}, samples=2)
         self._reading = OrtReading(model, ["relu_dq", "sum", "logits"], label="", optimise=False)
         self.batches = []
 
@@ -61,9 +63,15 @@ def engine(monkeypatch):
 
 def test_recording_feeds_the_report(artifact, engine, tmp_path, capsys):
     assert main([str(artifact), str(tmp_path / "engine.npz"), "--engine-capture", "debug-tensors"]) == 0
-    assert "3 tensors of 2 samples (debug tensors)" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "3 tensors of 2 samples (debug tensors)" in printed
+    assert "output logits: relative L2 0.0300 to the recorded one" in printed
     assert FakeCapture.last.batches == [1, 1], "one sample at a time: memory does not grow with their number"
     assert FakeCapture.last.options["recorded"] == "debug tensors"
+    reference = FakeCapture.last.options["reference"]({"x": np.zeros((1, 3, 8, 8))})
+    with np.load(artifact / SAMPLES) as kept:
+        np.testing.assert_array_equal(reference.feeds["x"], kept["inputs/x"])
+        np.testing.assert_array_equal(reference.expected["logits"], kept["int8/logits"])
     report = report_artifact(artifact, engine_tensors=tmp_path / "engine.npz", out=tmp_path / "out")
     assert "2 of 6 layers are fused" in (tmp_path / "out" / "report.html").read_text()
     assert report.engine == "the engine (tensorrt 10.16.1), recorded in engine.npz"
@@ -161,6 +169,30 @@ def test_damaged_recordings(artifact, engine, tmp_path, changes, message):
     np.savez(path, **{**arrays, **changes})
     with pytest.raises(InputError, match=message):
         report_artifact(artifact, engine_tensors=path, out=tmp_path / "out")
+
+
+def test_a_recording_of_an_engine_that_nobody_checked(artifact, engine, tmp_path):
+    """As the version before wrote them."""
+    path = tmp_path / "engine.npz"
+    assert main([str(artifact), str(path)]) == 0
+    with np.load(path) as found:
+        arrays = {name: found[name] for name in found.files}
+        meta = Meta.model_validate_json(str(found["meta"]))
+    np.savez(path, **{**arrays, "meta": np.array(meta.model_copy(update={"outputs": {}}).model_dump_json())})
+    message = r"nobody compared the outputs of the engine .* \(tensorrt 10.16.1, debug tensors\) with the artifact's"
+    with pytest.raises(InputError, match=message) as error:
+        report_artifact(artifact, engine_tensors=path, out=tmp_path / "out")
+    assert "python -m pipeline.errors.recording" in str(error.value.remedy)
+
+
+def test_an_engine_that_computes_something_else(artifact, engine, tmp_path, capsys, monkeypatch):
+    def refuse(self, feeds):
+        raise CheckFailed("output 'logits' of the engine differs from the recorded one by 1.1")
+
+    monkeypatch.setattr(FakeCapture, "__call__", refuse)
+    assert main([str(artifact), str(tmp_path / "engine.npz")]) == 1
+    assert "output 'logits' of the engine differs" in capsys.readouterr().err
+    assert not (tmp_path / "engine.npz").exists()
 
 
 def test_damaged_artifact(artifact, engine, tmp_path, capsys):

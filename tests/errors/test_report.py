@@ -111,10 +111,11 @@ def tensorrt(monkeypatch):
     from pipeline.errors.capture import OrtReading
     from tests.engine.test_compat import api as listed_api
 
-    asked = {"version": "8.6"}
+    asked = {"version": "8.6", "ways": [], "wrong": lambda way: False}
 
-    def build(model, tensors, profiles, *, plan_path, target, recorded, **rest):
-        asked.update(tensors=tensors, profiles=profiles, target=target, recorded=recorded)
+    def build(model, tensors, profiles, *, plan_path, target, way, **rest):
+        asked["ways"].append(way)
+        asked.update(tensors=tensors, profiles=profiles, target=target)
 
     class FakeRunner:
         def __init__(self, plan, *, target, record):
@@ -123,7 +124,15 @@ def tensorrt(monkeypatch):
             self.device = None
 
         def __call__(self, feeds):
-            return OrtReading(net.int8, asked["tensors"], label="", optimise=False).run(feeds)
+            way, marks = asked["ways"][-1], asked["tensors"]
+            values = OrtReading(net.int8, ["logits", *marks], label="", optimise=False).run(self.spoilt(feeds))
+            if way.how == "itself":
+                return values
+            doubled = {f"{name}::doubled": 2 * values[name] for name in marks if name != "logits"}
+            return {"logits": values["logits"], **doubled}
+
+        def spoilt(self, feeds):
+            return {"x": feeds["x"] * np.float32(3 if asked["wrong"](asked["ways"][-1]) else 1)}
 
         def run_watched(self, feeds, listener):
             host = listed.trt.TensorLocation.HOST
@@ -132,7 +141,7 @@ def tensorrt(monkeypatch):
                 kind = listed.trt.DataType.INT8 if name == "relu_q" else listed.trt.DataType.FLOAT
                 values = asked.get("layout", lambda name, values: values)(name, np.ascontiguousarray(values))
                 listener.process_debug_tensor(values.ctypes.data, host, kind, values.shape, name, 0)
-            return OrtReading(net.int8, ["logits"], label="", optimise=False).run(feeds)
+            return OrtReading(net.int8, ["logits"], label="", optimise=False).run(self.spoilt(feeds))
 
         def close(self):
             asked["closed"] = True
@@ -153,19 +162,79 @@ def tensorrt(monkeypatch):
     return asked
 
 
-def test_engine_with_marked_outputs(artifact, tmp_path, tensorrt):
-    report = report_artifact(artifact, engine="tensorrt", out=tmp_path / "out")
+def test_engine_with_marked_int8_tensors(artifact, tensorrt):
+    """relu and sum as the next layers read them; against onnxruntime's graph the errors are nothing."""
+    way = "marked INT8 tensors, doubled, level 0"
+    report = report_artifact(artifact, engine="tensorrt")
     assert report.engine == "the engine (tensorrt 8.6.0)"
-    assert report.recorded == "marked outputs"
-    assert report.engine_layers == {"shown": 6}
-    assert tensorrt["recorded"] == "marked outputs"
-    assert tensorrt["tensors"] == ("stem", "branch", "sum", "padded", "last", "logits")
+    assert report.recorded == way
+    assert report.engine_layers == {
+        "fused": 3,
+        "shown": 1,
+        "shown by the activation behind in INT8": 1,
+        "shown in INT8": 1,
+    }
+    assert [str(one) for one in tensorrt["ways"]] == [way]
+    assert tensorrt["tensors"] == ("sum_dq", "relu_dq")
     assert str(tensorrt["profiles"][0]) == "x=1x3x8x8,2x3x8x8,2x3x8x8"
     assert tensorrt["closed"]
+    table = read_table(artifact / "reports" / "errors.parquet")
+    assert set(table.engine_recorded) == {way}
+    state = table.groupby("layer").engine.first().to_dict()
+    assert state["stem"] == "shown as relu, after the activation, in INT8"
+    assert state["sum"] == "shown, in INT8"
+    assert state["logits"] == "shown"
+    assert state["branch"] == state["padded"] == state["last"] == FUSED
+    shown = table[table.layer.isin(["stem", "sum", "logits"])]
+    assert (shown.engine_int8_relative_l2 < 1e-6).all()
+    assert (shown.engine_relative_l2 > 1e-3).all(), "to FP32 the rounding counts"
+    page = (artifact / "reports" / "report.html").read_text()
+    assert f"Recorded: {way}." in page
+    assert "its activation and its quantiser stay one kernel" in page
+    assert Artifact.open(artifact).manifest.verification["engine"]["recorded"] == way
+
+
+def test_engine_with_marked_outputs(artifact, tmp_path, tensorrt):
+    """Where the engines with marked INT8 tensors compute something else, the float tensors that do not."""
+    tensorrt["wrong"] = lambda way: way.kind == "marked INT8 tensors"
+    arguments = [str(artifact), "--engine", "tensorrt", "--out", str(tmp_path / "out"), "--json"]
+    found = CliRunner().invoke(errors_command, arguments)
+    assert found.exit_code == 0, found.output
+    report = json.loads(found.stdout)
+    assert report["recorded"] == "marked outputs, TensorRT's own level"
+    assert report["engine_layers"] == {"shown": 6}
+    assert tensorrt["tensors"] == ("stem", "branch", "sum", "padded", "last", "logits")
+    warned = " ".join(found.stderr.split())
+    for way in tensorrt["ways"][:-1]:
+        assert f"not recorded as {way}: output 'logits' of the engine differs from the recorded one by" in warned
     page = (tmp_path / "out" / "report.html").read_text()
-    assert "Recorded: marked outputs." in page
     assert "the engine that serves may run other kernels" in page
-    assert set(read_table(tmp_path / "out" / "errors.parquet").engine_recorded) == {"marked outputs"}
+    table = read_table(tmp_path / "out" / "errors.parquet")
+    assert set(table.engine_recorded) == {"marked outputs, TensorRT's own level"}
+    assert (table.engine_int8_relative_l2 < 1e-6).all()
+
+
+def test_engines_that_compute_something_else_are_not_reported(artifact, tmp_path, tensorrt):
+    """Against the samples kept in the artifact, and with --data against onnxruntime on the same samples."""
+    before = (artifact / "manifest.json").read_bytes()
+    data = str(images(tmp_path / "data.npy"))
+    for version, options in (("8.6", []), ("10.16", ["--data", data, "--samples", "3"])):
+        tensorrt.update(version=version, wrong=lambda way: True, ways=[])
+        found = CliRunner().invoke(errors_command, [str(artifact), "--engine", "tensorrt", *options])
+        assert found.exit_code == 1, found.output
+        assert "shows its tensors and gives its outputs; nothing of these engines is reported" in " ".join(
+            found.output.split()
+        )
+        assert len(tensorrt["ways"]) == 5 + (version == "10.16")
+        assert (artifact / "manifest.json").read_bytes() == before
+    assert Artifact.open(artifact).differences() == []
+
+
+def test_an_engine_on_other_data(artifact, tmp_path, tensorrt):
+    data = str(images(tmp_path / "data.npy"))
+    report = report_artifact(artifact, data=data, samples=3, engine="tensorrt", out=tmp_path / "out")
+    assert report.recorded == "marked INT8 tensors, doubled, level 0"
+    assert (read_table(tmp_path / "out" / "errors.csv").engine_int8_relative_l2.dropna() < 1e-6).all()
 
 
 def test_engine_with_debug_tensors(artifact, tmp_path, tensorrt):
@@ -242,7 +311,7 @@ def test_debug_tensors_asked_of_8_6(artifact, tensorrt, tmp_path):
 
 def test_the_command_says_what_was_recorded(artifact, tensorrt, tmp_path):
     tensorrt["version"] = "11.4"
-    for way, words in (("marked-outputs", "marked outputs"), (None, "debug tensors")):
+    for way, words in (("marked-outputs", "marked INT8 tensors, doubled, level 0"), (None, "debug tensors")):
         arguments = [str(artifact), "--engine", "tensorrt", "--out", str(tmp_path / "o")]
         found = CliRunner().invoke(errors_command, arguments + (["--engine-capture", way] if way else []))
         assert found.exit_code == 0, found.output
