@@ -47,6 +47,8 @@ R = TypeVar("R", bound=StageResult)
 
 _PREPARE_SAMPLES = 2
 _EQUALISED = "channels equalised"
+_FAR = 0.1
+"""Relative L2 of an output: MiniLM has 0.16 without and 0.07 with equalised channels."""
 
 
 def build(config: BuildConfig, *, force: bool = False, fresh: bool = False, progress: Progress = SILENT) -> Artifact:
@@ -145,6 +147,10 @@ class Build:
                 aside = search.parts.unseen or aside
             built = {target: self.compile(quantized, target) for target in targets}
             verified = self.verify(model, quantized, plan, source, aside, labels, held_aside=split.held_aside)
+            if mixed is None:
+                for text in self.advice(prepared.result, plan, verified.result):
+                    self.progress.warn(text)
+                    said += (text,)
             record = manifest(
                 self.config, exported, prepared, calibrated, quantized, built, verified, source, split, calibrator, said
             )
@@ -161,6 +167,21 @@ class Build:
                 figures={"artifact": str(done.folder), **done.manifest.model_dump(mode="json")},
             )
         return done
+
+    def advice(self, prepared: PrepareResult, plan: PlacementPlan, verified: VerifyResult) -> Iterator[str]:
+        """What is known to help where INT8 is far from FP32."""
+        from pipeline.placement.equalise import products_to_equalise
+
+        far = [output for output in verified.outputs if (output.relative_l2_mean or 0.0) > _FAR]
+        if not far or self.config.equalise or plan.prequantized:
+            return
+        count = products_to_equalise(prepared.model_path, plan)
+        if count:
+            inputs = "1 matrix product's input has" if count == 1 else f"{count} inputs of matrix products have"
+            yield (
+                f"output {far[0].name!r} is {far[0].relative_l2_mean:.2f} away from FP32 (relative L2), and {inputs} one "
+                "scale for channels that may differ much: --equalise levels them, the float graph stays the same"
+            )
 
     def mixed_target(self) -> Target | None:
         """What a mix of precisions has to reach; None: it is not asked for.

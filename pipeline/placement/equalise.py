@@ -36,9 +36,10 @@ if TYPE_CHECKING:
 
     from pipeline.config import PlacementConfig
     from pipeline.data import Batch
+    from pipeline.placement.plan import PlacementPlan
     from pipeline.placement.scaling import Candidate
 
-__all__ = ["EqualiseResult", "EqualisedTensor", "channel_maxima", "factors", "run"]
+__all__ = ["EqualiseResult", "EqualisedTensor", "channel_maxima", "factors", "products_to_equalise", "run"]
 
 STRENGTH: Final = 0.8
 """How much of the spread moves in front of matrix products: 0 leaves it in the activation, 1 puts all of it into the
@@ -51,6 +52,11 @@ _WORTH: Final = 3.0
 0.007."""
 _WIDEST: Final = 2.0**8
 """Largest ratio of two factors of one tensor: a channel that was silent in calibration may speak later."""
+
+
+def products_to_equalise(model: Path, plan: PlacementPlan) -> int:
+    """How many INT8 tensors in front of matrix products :func:`run` may change; whether they need it, data says."""
+    return sum(each.axis == -1 for each in candidates(GraphView(load_graph(model)), plan))
 
 
 class EqualisedTensor(Record):
