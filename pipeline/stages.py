@@ -179,8 +179,8 @@ class Build:
         if count:
             inputs = "1 matrix product's input has" if count == 1 else f"{count} inputs of matrix products have"
             yield (
-                f"output {far[0].name!r} is {far[0].relative_l2_mean:.2f} away from FP32 (relative L2), and {inputs} one "
-                "scale for channels that may differ much: --equalise levels them, the float graph stays the same"
+                f"output {far[0].name!r} is {far[0].relative_l2_mean:.2f} away from FP32 (relative L2), and {inputs} "
+                "one scale for channels that may differ much: --equalise levels them, the float graph stays the same"
             )
 
     def mixed_target(self) -> Target | None:
