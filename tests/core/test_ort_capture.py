@@ -117,8 +117,58 @@ def test_a_converted_tensor_that_others_read_stays(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found[1], plain[1])
 
 
+def test_a_tensor_that_only_a_branch_reads_stays_too(tmp_path: Path) -> None:
+    proto = model()
+    branches = [
+        helper.make_graph(
+            [helper.make_node(op, ["wide"], [f"{op}_out"])],
+            op,
+            [],
+            [helper.make_tensor_value_info(f"{op}_out", TensorProto.FLOAT, None)],
+        )
+        for op in ("Neg", "Abs")
+    ]
+    proto.graph.input.append(helper.make_tensor_value_info("flag", TensorProto.BOOL, []))
+    proto.graph.node.append(
+        helper.make_node("If", ["flag"], ["chosen"], then_branch=branches[0], else_branch=branches[1])
+    )
+    proto.graph.output.append(helper.make_tensor_value_info("chosen", TensorProto.FLOAT, None))
+    feeds = {"x": batch(), "flag": np.array(True)}
+    found = open_capture(proto, ("wide", "chosen"), threads=1, external_data_dir=tmp_path)
+    wide, chosen = found.run(feeds)
+    plain = make_session(proto, capture=("wide",), threads=1).run(["wide", "chosen"], feeds)
+    np.testing.assert_array_equal(ordered(wide), ordered(plain[0]))
+    np.testing.assert_array_equal(chosen, plain[1])
+    assert not has_blocks() or found.outputs[0] != "wide"
+
+
+def test_a_transposed_tensor_has_its_own_shape(tmp_path: Path) -> None:
+    """The conversion to channels-last is one node, in front of which the shape is another."""
+    proto = model()
+    proto.graph.node.append(helper.make_node("Transpose", ["a"], ["last"], perm=[0, 2, 3, 1]))
+    proto.graph.output.append(helper.make_tensor_value_info("last", TensorProto.FLOAT, None))
+    last, a = open_capture(proto, ("last", "a"), threads=1, external_data_dir=tmp_path).run({"x": batch()})
+    assert last.shape == (5, 12, 10, 32)
+    np.testing.assert_array_equal(ordered(last), ordered(a))
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_the_optimised_graph_leaves_no_file_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_memory: bool
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    if not in_memory:
+        monkeypatch.delattr(ort_capture.os, "memfd_create", raising=False)
+    descriptors = len(list(Path("/proc/self/fd").iterdir()))
+    session = open_capture(model(), CAPTURE, threads=1, external_data_dir=tmp_path)
+    assert not has_blocks() or session.outputs != CAPTURE
+    assert not list(tmp_path.iterdir())
+    assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
+
+
 def test_where_nothing_can_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    monkeypatch.delattr(ort_capture.os, "memfd_create", raising=False)
     session = open_capture(model(), CAPTURE, threads=1, external_data_dir=tmp_path)
     assert session.outputs == CAPTURE
     assert session.run({"x": batch()})[0].shape == (5, 48)
@@ -135,6 +185,18 @@ def test_without_convolutions_and_with_external_weights(tmp_path: Path, monkeypa
     external = onnx.load(tmp_path / "m.onnx", load_external_data=False)
     found = open_capture(external, ("a",), threads=1, external_data_dir=tmp_path)
     assert found.run({"x": batch()})[0].shape == (5, 32, 12, 10)
+
+
+def test_a_model_of_products_behind_one_convolution_is_opened_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ort_capture, "_open_blocked", None)  # would fail when called
+    proto = model()
+    weight = np.random.default_rng(2).normal(size=(48, 20_000)).astype(np.float32)
+    proto.graph.initializer.append(numpy_helper.from_array(weight, "large"))
+    proto.graph.node.append(helper.make_node("MatMul", ["y", "large"], ["z"]))
+    proto.graph.output.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, None))
+    assert open_capture(proto, ("a",), threads=1, external_data_dir=tmp_path).outputs == ("a",)
 
 
 def test_errors_are_those_of_an_ordinary_session(tmp_path: Path) -> None:
