@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 __all__ = ["Coverage", "Impossible", "ProfileUse", "coverage", "impossible", "read_requests", "suggest"]
 
 _COUNT = "count"
+_NUMBER = re.compile(r"[0-9]{1,18}")
+_SHAPE = re.compile(r"[1-9][0-9]{0,18}(x[1-9][0-9]{0,18})*")
+_SHOWN = 20
+"""Characters of a wrong cell in a message."""
 _CANDIDATES = 500
 _ITERATIONS = 50
 
@@ -67,14 +71,19 @@ class Coverage(Record):
 def read_requests(path: Path, inputs: Sequence[str]) -> Counter[Request]:
     """Requests from a CSV file: a column per input with shapes such as ``8x3x224x224``, and ``count`` if wanted.
 
+    Lines of count 0 are no requests.
+
     Raises:
-        InputError: the file is missing or empty, a column is unknown or missing, or a shape cannot be read.
+        InputError: the file is missing, empty or no CSV; a column is unknown, missing or there twice; a line has more cells
+            than the header; or a shape or count cannot be read.
     """
     found: Counter[Request] = Counter()
     try:
-        with path.open(newline="") as stream:
+        with path.open(newline="", encoding="utf-8-sig") as stream:  # spreadsheets write a byte order mark
             reader = csv.DictReader(stream)
             columns = reader.fieldnames or []
+            if twice := [column for number, column in enumerate(columns) if column in columns[:number]]:
+                raise InputError(f"{path}: its header has {twice[0]!r} twice")
             for column in columns:
                 if column not in inputs and column != _COUNT:
                     raise InputError(
@@ -85,22 +94,35 @@ def read_requests(path: Path, inputs: Sequence[str]) -> Counter[Request]:
                     f"{path}: no column for input {missing[0]!r}; its header must be {','.join(inputs)}[,{_COUNT}]"
                 )
             for number, row in enumerate(reader, 2):
+                surplus = list(row.get(None) or ())  # where csv puts them
+                if any(surplus):  # a spreadsheet ends lines in empty ones
+                    raise InputError(
+                        f"{path}, line {number}: {len(columns) + len(surplus)} cells below {len(columns)} columns: "
+                        f"{','.join(surplus)!r} has no header",
+                        remedy=f"the number of requests goes into a column {_COUNT}; a cell with commas needs quotes",
+                    )
                 shapes = tuple((name, _shape(row[name], path, number, name)) for name in inputs)
                 count = (row.get(_COUNT) or "1").strip()
-                if not count.isdigit():
-                    raise InputError(f"{path}, line {number}: count {count!r} is not a number")
-                found[shapes] += int(count)
+                if not _NUMBER.fullmatch(count):
+                    shown = count if len(count) <= _SHOWN else f"{count[:_SHOWN]}..."
+                    raise InputError(f"{path}, line {number}: count {shown!r} is not a number of requests")
+                if int(count):  # a shape that was never asked for says nothing
+                    found[shapes] += int(count)
     except FileNotFoundError as error:
         raise InputError(f"{path} does not exist") from error
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be read: {error.strerror or error}", remedy="give the CSV file with the requests"
+        ) from error
     except (UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{path} is not a CSV file: {error}") from error
-    if not found.total():
+    if not found:
         raise InputError(f"{path} has no requests", remedy=f"one line per request below the header {','.join(inputs)}")
     return found
 
 
 def _shape(text: str | None, path: Path, line: int, name: str) -> Shape:
-    if not re.fullmatch(r"\s*[1-9]\d*(x[1-9]\d*)*\s*", text or ""):
+    if not _SHAPE.fullmatch((text or "").strip()):
         raise InputError(f"{path}, line {line}: {text!r} is not a shape of {name!r} such as 8x3x224x224")
     shape = tuple(int(dim) for dim in (text or "").split("x"))
     if max(shape) > LARGEST_DIMENSION:

@@ -88,6 +88,13 @@ def test_requests_are_read_and_added_up(tmp_path: Path) -> None:
         ("x\n1x0\n", "line 2: '1x0' is not a shape of 'x'"),
         ("x\nhello\n", "line 2: 'hello' is not a shape"),
         ("x,count\n1x3,many\n", "line 2: count 'many' is not a number"),
+        ("x,count\n1x3,²\n", "line 2: count '²' is not a number of requests"),
+        ("x,count\n1x3,-1\n", "line 2: count '-1' is not a number of requests"),
+        (f"x,count\n1x3,{'9' * 5000}\n", r"line 2: count '9{20}\.\.\.' is not a number of requests"),
+        (f"x\n1x{'9' * 5000}\n", "is not a shape of 'x'"),
+        ("x\n1x3x8x8,500\n", "line 2: 2 cells below 1 columns: '500' has no header"),
+        ("x,count,x\n1x3,1,2x3\n", "its header has 'x' twice"),
+        ("x,count\n1x3,0\n", "has no requests"),
         ("x\n", "has no requests"),
         ("", "no column for input 'x'"),
     ],
@@ -99,9 +106,26 @@ def test_bad_files_are_refused_with_the_line(tmp_path: Path, content: str, words
         read_requests(path, ["x"])
 
 
+def test_what_spreadsheets_add_is_taken(tmp_path: Path) -> None:
+    path = tmp_path / "r.csv"
+    path.write_bytes(b"\xef\xbb\xbfx,count\r\n1x3,2,,\r\n")
+    assert read_requests(path, ["x"]) == Counter({shape(1, 3): 2})
+
+
+def test_a_shape_that_was_never_asked_for_is_no_request(artifact: Path) -> None:
+    found = json.loads(asked(artifact, "x,count\n4x3x8x8,5\n8x3x64x64,0\n3x8x8,0\n", "--json").stdout)
+    assert [use["profile"] for use in found["suggested"]["uses"]] == ["x=4x3x8x8,4x3x8x8,4x3x8x8"]
+    assert (found["now"]["requests"], found["impossible"]) == (5, [])
+    shown = asked(artifact, "x,count\n4x3x8x8,0\n3x8x8,1\n")
+    assert shown.exit_code == 2
+    assert "the model takes none of these requests" in shown.stderr
+
+
 def test_files_that_are_missing_or_binary(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="does not exist"):
         read_requests(tmp_path / "none.csv", ["x"])
+    with pytest.raises(InputError, match="cannot be read: Is a directory"):
+        read_requests(tmp_path, ["x"])
     (tmp_path / "b.csv").write_bytes(b"x\n\xff\xfe\n")
     with pytest.raises(InputError, match="is not a CSV file"):
         read_requests(tmp_path / "b.csv", ["x"])
