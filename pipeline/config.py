@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, field_validator, model_validator
 
 from pipeline.core.errors import InputError, did_you_mean
 
@@ -236,7 +236,7 @@ class CalibratorConfig(_Config):
     name: str = "mse"
     """The default was nearest to FP32 on every trained network measured: an EfficientNet, a sentence encoder, text
     detection and recognition (scripts/experiments/results-placement.md)."""
-    params: dict[str, float] = Field(default_factory=dict)
+    params: dict[str, FiniteFloat] = Field(default_factory=dict)
 
 
 class PlacementConfig(_Config):
@@ -422,7 +422,11 @@ def load_config(path: Path) -> dict[str, Any]:
         twice = _key_given_twice(yaml.compose(text, Loader=yaml.SafeLoader))
     except FileNotFoundError as error:
         raise InputError(f"configuration {path} does not exist", remedy="`quantize init` writes one") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise InputError(
+            f"configuration {path} cannot be read: {error.strerror or error}", remedy="-c takes a YAML file"
+        ) from error
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: not UTF-8, a number of thousands of digits
         raise InputError(f"configuration {path} is not valid YAML: {error}") from error
     except RecursionError as error:
         raise InputError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from typing import Any
 
 import click
 
@@ -32,6 +33,16 @@ COMMANDS = {
 class LazyGroup(click.Group):
     """A group whose subcommands are modules with a ``command``, imported on use."""
 
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        typed = list(args)
+        try:
+            return super().make_context(info_name, args, parent, **extra)
+        except click.UsageError as error:
+            _show(error, typed)
+            raise
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
@@ -50,11 +61,22 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            from pipeline.core.errors import did_you_mean
+        typed = list(args)
+        try:
+            if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+                from pipeline.core.errors import did_you_mean
 
-            ctx.fail(f"no such command {args[0]!r}; {did_you_mean(args[0], COMMANDS)}")
-        return super().resolve_command(ctx, args)
+                ctx.fail(f"no such command {args[0]!r}; {did_you_mean(args[0], COMMANDS)}")
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            _show(error, typed)
+            raise
+
+
+def _show(error: click.UsageError, typed: list[str]) -> None:
+    from pipeline.cli.failures import show_usage_error
+
+    show_usage_error(error, typed)
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipeline.cli.calibrator_options import calibrator_options, parameters_from
-from pipeline.cli.common import console, make_progress, output_options, print_json, user_errors
+from pipeline.cli.common import JsonCommand, console, make_progress, output_options, print_json, user_errors
 from pipeline.cli.engine_options import engine_options, options_from
 from pipeline.cli.mixed_options import MIXED, mixed_options, mixed_table
 from pipeline.cli.tables import print_table
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pipeline.engine.records import BuildOptions
 
 
-@click.command()
+@click.command(cls=JsonCommand)
 @click.argument("model", required=False)
 @click.option(
     "-c", "--config", type=click.Path(path_type=Path), help="YAML file with any of these options; flags override it."

@@ -1,8 +1,7 @@
-"""What the commands share: progress on the terminal, error to exit code, common options."""
+"""What the commands share: progress on the terminal and common options; how they end: :mod:`pipeline.cli.failures`."""
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 import time
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from pipeline.core.errors import QuantizeError
+from pipeline.cli.failures import JsonCommand, print_json, user_errors
 from pipeline.core.progress import Progress, SilentProgress, Task
 
 if TYPE_CHECKING:
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 __all__ = [
+    "JsonCommand",
     "LineProgress",
     "QuietProgress",
     "TerminalProgress",
@@ -153,39 +153,3 @@ def output_options(function: F) -> F:
     return click.option("--json", "as_json", is_flag=True, help="Machine-readable summary on standard output.")(
         function
     )
-
-
-def print_json(value: Any) -> None:
-    import json
-
-    click.echo(json.dumps(value, indent=2, sort_keys=True))
-
-
-def user_errors(function: F) -> F:
-    """Turn a :class:`QuantizeError` into its message and exit code; a traceback only with ``--verbose``.
-
-    With ``--json`` the error is an object on standard output as well, with the figures of the check that failed, so
-    that a program reading it always gets JSON.
-    """
-
-    @functools.wraps(function)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return function(*args, **kwargs)
-        except QuantizeError as error:
-            if kwargs.get("verbose"):
-                import traceback
-
-                traceback.print_exc()
-            if kwargs.get("as_json"):
-                said = {"error": error.message, "remedy": error.remedy, "exit_code": error.exit_code}
-                print_json({**error.figures, **said})
-            click.echo(click.style("error: ", fg="red", bold=True) + error.message, err=True)
-            if error.remedy:
-                click.echo(f"  {error.remedy}", err=True)
-            raise SystemExit(error.exit_code) from error
-        except KeyboardInterrupt:
-            click.echo("interrupted; finished stages are kept, the next run goes on from there", err=True)
-            raise SystemExit(130) from None
-
-    return wrapper  # type: ignore[return-value]

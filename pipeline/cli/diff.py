@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipeline.cli.common import console, output_options, print_json, user_errors
+from pipeline.cli.common import JsonCommand, console, output_options, print_json, user_errors
 from pipeline.cli.tables import add_row, new_table, print_table
 
 if TYPE_CHECKING:
     from pipeline.errors.diff import ArtifactDifference
 
 
-@click.command()
+@click.command(cls=JsonCommand)
 @click.argument("a", type=click.Path(path_type=Path))
 @click.argument("b", type=click.Path(path_type=Path))
 @click.option("--all", "every", is_flag=True, help="Also list the layers in which nothing differs.")

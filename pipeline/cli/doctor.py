@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from pipeline.cli.common import console, output_options, print_json, user_errors
+from pipeline.cli.common import JsonCommand, console, output_options, print_json, user_errors
 from pipeline.cli.tables import add_row, new_table, print_table
 
 _TARGETS = ("rtx", "tensorrt", "onnx")
@@ -27,7 +27,7 @@ _PACKAGES = (
 )
 
 
-@click.command()
+@click.command(cls=JsonCommand)
 @output_options
 @user_errors
 def command(as_json: bool, quiet: bool, verbose: bool) -> None:

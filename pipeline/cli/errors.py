@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.cli.common import console, make_progress, output_options, print_json, user_errors
+from pipeline.cli.common import JsonCommand, console, make_progress, output_options, print_json, user_errors
 from pipeline.cli.tables import add_row, new_table, print_table
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pipeline.errors.report import ErrorReport
 
 
-@click.command()
+@click.command(cls=JsonCommand)
 @click.argument("artifact", type=click.Path(path_type=Path))
 @click.option("--data", help="Folder of images, .npy, .npz or file.py:callable [the samples kept in the artifact].")
 @click.option("--preprocess", help="Images: preset or key=value;... [as in the build].")
@@ -53,8 +53,11 @@ def command(
     Accumulated and local error, weights and activations apart, clipping and rounding, every calibrator beside the one
     in use: errors.parquet, errors.csv, heatmaps and report.html.
     """
+    from pipeline.core.files import check_can_make
     from pipeline.errors.report import report_artifact
 
+    if options["out"] is not None:
+        check_can_make(options["out"])
     progress = make_progress(quiet=quiet, verbose=verbose)
     report = report_artifact(
         artifact,

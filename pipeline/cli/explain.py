@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.cli.common import console, output_options, print_json, user_errors
+from pipeline.cli.common import JsonCommand, console, output_options, print_json, user_errors
 
 if TYPE_CHECKING:
     from pipeline.placement.plan import PlacementPlan
 
 
-@click.command()
+@click.command(cls=JsonCommand)
 @click.argument("artifact", type=click.Path(path_type=Path))
 @click.argument("nodes", nargs=-1)
 @click.option("--float", "only", flag_value="float", default=None, help="Only nodes that stay float.")

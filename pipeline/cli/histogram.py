@@ -7,12 +7,12 @@ from typing import Any
 
 import click
 
-from pipeline.cli.common import output_options, print_json, user_errors
+from pipeline.cli.common import JsonCommand, output_options, print_json, user_errors
 
 _MOST = 24
 
 
-@click.command()
+@click.command(cls=JsonCommand)
 @click.argument("artifact", type=click.Path(path_type=Path))
 @click.argument("tensors", nargs=-1, required=True, metavar="TENSOR...")
 @click.option("-o", "--out", type=click.Path(path_type=Path), default=Path("histogram.png"), show_default=True)
@@ -36,8 +36,10 @@ def command(
     """
     import calibrators as known
     from pipeline.core.errors import InputError
+    from pipeline.core.files import check_can_write
     from pipeline.reports.histogram import draw, select, thresholds
 
+    check_can_write(out)
     path, own = _statistics_of(artifact)
     statistics, _ = known.load_statistics(path)
     chosen = select(statistics, tensors)

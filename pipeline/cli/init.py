@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from pipeline.cli.common import user_errors
+from pipeline.cli.common import JsonCommand, user_errors
 
 TEMPLATE = """\
 # Configuration of `quantize build -c build.yaml`. A flag on the command line overrides a line here.
@@ -57,15 +57,16 @@ batch_size: 8
 """
 
 
-@click.command()
+@click.command(cls=JsonCommand)
 @click.argument("path", type=click.Path(path_type=Path, dir_okay=False), default=Path("build.yaml"))
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 @user_errors
 def command(path: Path, force: bool) -> None:
     """Write a commented configuration to PATH (build.yaml)."""
     from pipeline.core.errors import InputError
-    from pipeline.core.files import write_text
+    from pipeline.core.files import check_can_write, write_text
 
+    check_can_write(path)
     if path.exists() and not force:
         raise InputError(f"{path} exists", remedy="choose another name, or replace it with --force")
     write_text(path, TEMPLATE)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipeline.cli.common import console, output_options, print_json, user_errors
+from pipeline.cli.common import JsonCommand, console, output_options, print_json, user_errors
 from pipeline.cli.mixed_options import mixed_table
 from pipeline.cli.tables import add_row, new_table, print_table
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pipeline.artifact import Artifact, Manifest
 
 
-@click.command()
+@click.command(cls=JsonCommand)
 @click.argument("artifact", type=click.Path(path_type=Path))
 @click.option("--scales", is_flag=True, help="Also list the scale of every tensor.")
 @click.option("--engine", "target", metavar="TARGET", help="Show the layers of this target's engine instead.")

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipeline.cli.common import console, output_options, print_json, user_errors
+from pipeline.cli.common import JsonCommand, console, output_options, print_json, user_errors
 from pipeline.cli.tables import add_row, new_table, print_table
 
 if TYPE_CHECKING:
     from pipeline.placement.rule import Rule
 
 
-@click.command()
+@click.command(cls=JsonCommand)
 @click.argument("names", nargs=-1)
 @output_options
 @user_errors

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.cli.common import make_progress, output_options, print_json, user_errors
+from pipeline.cli.common import JsonCommand, make_progress, output_options, print_json, user_errors
 
 if TYPE_CHECKING:
     from pipeline.consistency.device import DeviceCheck
 
 
-@click.command()
+@click.command(cls=JsonCommand)
 @click.argument("artifact", type=click.Path(path_type=Path))
 @click.option("--on-device", is_flag=True, help="Also run the engine here on the recorded samples.")
 @click.option("--target", default="tensorrt", show_default=True, help="For --on-device.")

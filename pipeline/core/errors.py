@@ -1,4 +1,4 @@
-"""The user-facing error family. Anything else that escapes is a bug and keeps its traceback.
+"""The user-facing error family. Anything else that escapes is a bug: the command line says so, `-v` shows where.
 
 A message names the tensor, file or option, the value found and what was expected; ``remedy`` says what to do.
 Only the command line turns these into text and an exit code.

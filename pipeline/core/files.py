@@ -9,10 +9,11 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import math
 import os
 import shutil
 import tempfile
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -24,10 +25,14 @@ if TYPE_CHECKING:
 __all__ = [
     "atomic_file",
     "canonical_json",
+    "check_can_make",
+    "check_can_write",
     "copy_file",
     "explain_os_errors",
+    "finite_json",
     "fsync_dir",
     "link_or_copy",
+    "os_error",
     "sha256_bytes",
     "sha256_file",
     "sha256_json",
@@ -40,26 +45,99 @@ _CHUNK_BYTES = 1 << 20
 _TEMP_SUFFIX = ".tmp"
 
 
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.ETXTBSY)
+_OTHER_KIND = (errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENOTEMPTY)
+_BESIDE = "a file and a folder are in each other's place there"
+
+
 @contextmanager
 def explain_os_errors(path: Path) -> Iterator[None]:
-    """Turn a full disk, a missing right or a vanished folder into an :class:`InputError` that names ``path``."""
+    """Turn a full disk, a missing right or a folder that cannot be made into an :class:`InputError` naming ``path``."""
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in _FULL:
             raise InputError(
                 f"no space left on the disk while writing {path}",
                 remedy="free some space or choose another --out; finished stages are kept for the next run",
             ) from error
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP):
+        if error.errno in _REFUSED or (error.errno == errno.ENOENT and _is_on_the_way(error.filename, path)):
             raise InputError(
                 f"cannot write {path}: {error.strerror}", remedy="choose a folder you can write to with --out"
             ) from error
-        if error.errno in (errno.ENOTDIR, errno.EEXIST, errno.EISDIR):
-            raise InputError(
-                f"cannot write {path}: {error.strerror}", remedy="a file and a folder are in each other's place there"
-            ) from error
+        if error.errno in _OTHER_KIND:
+            raise InputError(f"cannot write {path}: {error.strerror}", remedy=_BESIDE) from error
         raise
+
+
+def _is_on_the_way(name: str | None, path: Path) -> bool:
+    """Whether what is missing is a folder of ``path`` or beside it, and no other file that is read meanwhile."""
+    if not isinstance(name, str):
+        return False
+    missing, wanted = Path(name).absolute(), path.absolute()
+    return missing == wanted or missing in wanted.parents or missing.parent in (wanted, wanted.parent)
+
+
+def os_error(error: OSError) -> InputError | None:
+    """What a user can do about ``error``; None where it does not tell of a file that they gave."""
+    if error.errno in _FULL:
+        where = f" while writing {error.filename}" if error.filename else ""
+        return InputError(f"no space left on the disk{where}", remedy="free some space or write elsewhere")
+    remedies = {
+        **dict.fromkeys(_REFUSED, "choose a place that you can read and write"),
+        **dict.fromkeys(_OTHER_KIND, _BESIDE),
+        errno.ENOENT: "is the name right, and is its folder there?",
+    }
+    if error.errno not in remedies or not error.filename:
+        return None
+    return InputError(f"{os.fsdecode(error.filename)}: {error.strerror}", remedy=remedies[error.errno])
+
+
+def check_can_make(folder: Path) -> None:
+    """Find out, before long work, whether files can be written into ``folder``; leaves nothing behind.
+
+    Raises:
+        InputError: they cannot.
+    """
+    _try_folder(Path(folder).absolute(), Path(folder).absolute())
+
+
+def _try_folder(folder: Path, said: Path) -> None:
+    with explain_os_errors(said):
+        made = [each for each in (folder, *folder.parents) if not os.path.lexists(each)]
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=folder, suffix=_TEMP_SUFFIX):
+                pass
+        finally:
+            for each in made:
+                with suppress(OSError):  # never made, or someone else's files are in it by now
+                    each.rmdir()
+
+
+def check_can_write(path: Path) -> None:
+    """As :func:`check_can_make`, of one file.
+
+    Raises:
+        InputError: it cannot be written, or a folder has its name.
+    """
+    path = Path(path)
+    with explain_os_errors(path):
+        if path.is_dir():
+            raise InputError(f"cannot write {path}: it is a folder", remedy="name a file in it")
+    _try_folder(path.absolute().parent, path)
+
+
+def finite_json(value: Any) -> Any:
+    """``value`` with None for each number that JSON does not have, NaN and the infinities; as pydantic writes them."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: finite_json(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite_json(item) for item in value]
+    return value
 
 
 def fsync_dir(folder: Path) -> None:

@@ -49,6 +49,8 @@ class _Table:
             raise InputError(f"layer times {path} do not exist", remedy=_REMEDY) from error
         except KeyError as error:
             raise InputError(f"{path} is no table of layer times: it has no {error}", remedy=_REMEDY) from error
+        except RecursionError as error:
+            raise InputError(f"{path} is no table of layer times: it is nested too deeply", remedy=_REMEDY) from error
         except (OSError, ValueError, TypeError) as error:
             raise InputError(f"{path} is no table of layer times: {error}", remedy=_REMEDY) from error
         if not self.layers:
