@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from pipeline.cli.choices import choices_table
-from pipeline.cli.common import console, make_progress, output_options, print_json, user_errors
+from pipeline.cli.common import JsonCommand, console, make_progress, output_options, print_json, user_errors
+from pipeline.cli.numbers import list_of_whole
 from pipeline.cli.tables import add_row, new_table, print_table
 
 if TYPE_CHECKING:
@@ -27,16 +28,9 @@ def _words(context: click.Context, parameter: click.Parameter, value: str) -> tu
     return tuple(word.strip() for word in value.split(",") if word.strip())
 
 
-def _numbers(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, ...]:
-    words = _words(context, parameter, value)
-    if not words or not all(word.isdigit() and int(word) for word in words):
-        raise click.BadParameter(f"{value!r} is not a list of numbers such as 1,8,64")
-    return tuple(int(word) for word in words)
-
-
-@click.command()
+@click.command(cls=JsonCommand)
 @click.argument("artifacts", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--batch", "batches", default="1,8,64", callback=_numbers, help="Batch sizes [1,8,64].")
+@click.option("--batch", "batches", default="1,8,64", callback=list_of_whole, help="Batch sizes [1,8,64].")
 @click.option("--against", default="", callback=_words, help="Baselines built from the FP32 model: fp32,fp16,implicit.")
 @click.option("--set", "sets", default="warm", callback=_words, help="Input sets: warm,load,edge [warm].")
 @click.option("--target", type=click.Choice(["tensorrt", "rtx"]), default="tensorrt", help="[tensorrt]")
@@ -64,8 +58,11 @@ def command(
 
     An artifact built with --fastest is measured as it serves: each shape by the plan that was chosen for it.
     """
+    from pipeline.core.files import check_can_make
     from pipeline.engine.suite import run_suite
 
+    if out is not None:
+        check_can_make(out)
     result = run_suite(
         artifacts,
         batches=batches,

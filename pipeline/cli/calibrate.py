@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.cli.common import make_progress, output_options, print_json, user_errors
+from pipeline.cli.common import JsonCommand, make_progress, output_options, print_json, user_errors
+from pipeline.cli.numbers import POSITIVE, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _OUT = Path("calibration.npz")
 
 
-@click.command()
+@click.command(cls=JsonCommand)
 @click.argument("sources", nargs=-1, metavar="MODEL | --merge FILE FILE...")
 @click.option("--data", help="Folder of images, .npy, .npz, or file.py:callable yielding arrays.")
 @click.option("-o", "--out", type=click.Path(path_type=Path), default=_OUT, show_default=True, help="File to write.")
@@ -35,7 +35,7 @@ _OUT = Path("calibration.npz")
 @click.option(
     "--backend", type=click.Choice(["auto", "gloo", "nccl"]), default="auto", help="Under torchrun, between ranks."
 )
-@click.option("--rank-timeout", type=float, default=25.0, help="Under torchrun, seconds a rank may go on silently.")
+@click.option("--rank-timeout", type=POSITIVE, default=25.0, help="Under torchrun, seconds a rank may go on silently.")
 @click.option("--on-nonfinite", type=click.Choice(["error", "skip"]), default="error", show_default=True)
 @click.option("--include", multiple=True, help="As for `quantize build` (repeatable).")
 @click.option("--exclude", multiple=True, help="As for `quantize build` (repeatable).")
@@ -69,9 +69,11 @@ def command(
     """
     from pipeline.consistency.launch import launched
     from pipeline.core.errors import InputError
+    from pipeline.core.files import check_can_write, explain_os_errors
 
     progress = make_progress(quiet=quiet, verbose=verbose)
     if merge:
+        check_can_write(out)
         from pipeline.calibrate import merge_passes
 
         _show(merge_passes([Path(source) for source in sources], out, progress=progress), out, as_json, quiet)
@@ -85,9 +87,13 @@ def command(
             "no calibration data is given (--data)",
             remedy="give a folder of images, .npy, .npz or file.py:callable; random data is never used",
         )
-    if out.is_dir():
+    with explain_os_errors(out):
+        taken = out.is_dir()
+    if taken:
         raise InputError(f"--out {out} is a folder", remedy=f"name the file: --out {out / _OUT}")
-    out.absolute().parent.mkdir(parents=True, exist_ok=True)
+    with explain_os_errors(out):  # every rank makes it, so that none takes it away from another
+        out.absolute().parent.mkdir(parents=True, exist_ok=True)
+    check_can_write(out)
     result = (
         _over_ranks(sources[0], out, flags, progress, verbose)
         if launched()
@@ -186,12 +192,13 @@ def _part(text: str | None) -> tuple[int, int]:
 
     if text is None:
         return 0, 1
-    match = re.fullmatch(r"(\d+)/(\d+)", text)
-    if match is None or not int(match[1]) < int(match[2]):
+    part, _, parts = text.partition("/")
+    rank, size = whole_number(part), whole_number(parts)
+    if rank is None or size is None or not rank < size:
         raise InputError(
             f"--shard {text!r} is not I/N with I below N", remedy="for two machines: 0/2 on one, 1/2 on the other"
         )
-    return int(match[1]), int(match[2])
+    return rank, size
 
 
 def _show(result: CalibrationResult, out: Path, as_json: bool, quiet: bool) -> None:

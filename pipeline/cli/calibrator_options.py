@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
+from pipeline.cli.numbers import FiniteFloat
+
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableMapping
 
@@ -33,11 +35,11 @@ def calibrator_options(default: str) -> Callable[[F], F]:
         click.option(
             "--calibrator", help=f"minmax, ema, percentile, ema-percentile, entropy, mse, legacy [{default}]."
         ),
-        click.option("--percentile", type=float, help="For the percentile calibrators, such as 99.9."),
-        click.option("--ema-alpha", type=float, help="For ema: weight of the past [0.9]."),
-        click.option("--ema-decay", type=float, help="For ema-percentile: weight of the past [0.95]."),
-        click.option("--quantile", type=float, help="For legacy."),
-        click.option("--cutoff", type=float, help="For legacy: regression cut-off."),
+        click.option("--percentile", type=FiniteFloat(), help="For the percentile calibrators, such as 99.9."),
+        click.option("--ema-alpha", type=FiniteFloat(), help="For ema: weight of the past [0.9]."),
+        click.option("--ema-decay", type=FiniteFloat(), help="For ema-percentile: weight of the past [0.95]."),
+        click.option("--quantile", type=FiniteFloat(), help="For legacy."),
+        click.option("--cutoff", type=FiniteFloat(), help="For legacy: regression cut-off."),
     )
 
     def decorate(function: F) -> F:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.cli.common import console, make_progress, output_options, print_json, user_errors
+from pipeline.cli.common import JsonCommand, console, make_progress, output_options, print_json, user_errors
+from pipeline.cli.numbers import list_of_floats, list_of_whole
 from pipeline.cli.tables import add_row, new_table, print_table
 
 if TYPE_CHECKING:
@@ -20,25 +21,11 @@ if TYPE_CHECKING:
 _PLACEMENT = ("include", "exclude", "rules_off", "precision")
 
 
-def _numbers(kind: type[int] | type[float]) -> Any:
-    """A click callback that turns ``0,0.05,0.1`` into numbers."""
-
-    def convert(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[float, ...] | None:
-        if value is None:
-            return None
-        try:
-            return tuple(kind(part) for part in value.split(",") if part.strip())
-        except ValueError:
-            raise click.BadParameter(f"{value!r} is not a list of numbers such as 8,16", ctx, param) from None
-
-    return convert
-
-
 def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...] | None:
     return None if value is None else tuple(part.strip() for part in value.split(",") if part.strip())
 
 
-@click.command()
+@click.command(cls=JsonCommand)
 @click.argument("model", required=False)
 @click.option("-c", "--config", type=click.Path(path_type=Path), help="YAML file with any of these options.")
 @click.option("--data", help="Folder of images, .npy, .npz, or file.py:callable yielding arrays.")
@@ -47,11 +34,11 @@ def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
 @click.option("--metric", help="file.py:callable(outputs, samples, labels): one number per sample, higher is better.")
 @click.option("--calibrators", help="all, or names with parameters: minmax,percentile(99.9),ema(alpha=0.95) [all].")
 @click.option("--target", type=click.Choice(["onnx", "tensorrt"]), help="What computes the INT8 graphs [onnx].")
-@click.option("--shift-sigma", callback=_numbers(float), help="Noise on activation outputs, such as 0,0.05,0.1.")
+@click.option("--shift-sigma", callback=list_of_floats(0), help="Noise on activation outputs, such as 0,0.05,0.1.")
 @click.option("--shift-absolute", is_flag=True, default=None, help="The noise is not relative to each tensor's spread.")
 @click.option("--shift-draws", type=int, help="Drawings of the noise per strength [2].")
 @click.option("--shift-images", callback=_names, help="Of brightness,contrast,blur,jpeg,noise; three grades each.")
-@click.option("--calibration-size", "calibration_sizes", callback=_numbers(int), help="Also with so few: 8,16,32.")
+@click.option("--calibration-size", "calibration_sizes", callback=list_of_whole, help="Also with so few: 8,16,32.")
 @click.option("--calibration-subsets", type=int, help="Different choices of samples for each size [5].")
 @click.option("--seed", type=int, help="Of noise, subsets and bootstrap [0].")
 @click.option(

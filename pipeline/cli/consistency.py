@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipeline.cli.calibrator_options import calibrator_options, parameters_from
-from pipeline.cli.common import make_progress, output_options, print_json, user_errors
+from pipeline.cli.common import JsonCommand, make_progress, output_options, print_json, user_errors
+from pipeline.cli.numbers import POSITIVE, FiniteFloat
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -25,12 +27,16 @@ _FOLDER = Path("consistency")
 """Where a snapshot goes when scales differ and --out is not given."""
 
 
-@click.command()
+@click.command(cls=JsonCommand)
 @click.argument("sources", nargs=-1)
 @click.option(
-    "--atol", type=float, default=1e-5, show_default=True, help="Absolute tolerance (at most 1 % of a scale)."
+    "--atol",
+    type=FiniteFloat(min=0),
+    default=1e-5,
+    show_default=True,
+    help="Absolute tolerance (at most 1 % of a scale).",
 )
-@click.option("--rtol", type=float, help="Relative tolerance [0; --across-batches 0.1; --on-device 1e-5].")
+@click.option("--rtol", type=FiniteFloat(min=0), help="Relative tolerance [0; --across-batches 0.1; --on-device 1e-5].")
 @click.option(
     "--out", type=click.Path(path_type=Path), help="Folder for table, JSON, heatmap [./consistency on a mismatch]."
 )
@@ -59,7 +65,7 @@ _FOLDER = Path("consistency")
     "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="Where ranks run the model."
 )
 @click.option(
-    "--rank-timeout", type=float, default=25.0, show_default=True, help="Seconds a rank may go without progress."
+    "--rank-timeout", type=POSITIVE, default=25.0, show_default=True, help="Seconds a rank may go without progress."
 )
 @output_options
 @user_errors
@@ -86,12 +92,18 @@ def command(
     """
     from pipeline.consistency.launch import launched
     from pipeline.core.errors import InputError
+    from pipeline.core.files import check_can_make, check_can_write
 
     if flags["across_batches"] and flags["on_device"]:
         raise InputError("--across-batches and --on-device are two checks", remedy="ask for one at a time")
     over_ranks = launched() and not (flags["across_batches"] or flags["on_device"])
     if flags["device"] != "cpu" and not over_ranks:
         raise InputError("--device cuda is for the check over ranks", remedy="start it with torchrun, also for one GPU")
+    if not over_ranks or os.environ.get("RANK") == "0":  # which writes; the others' check would be in its way
+        if out is not None:
+            check_can_make(out)
+        if save is not None:
+            check_can_write(save)
     progress = make_progress(quiet=quiet, verbose=verbose)
     if flags["on_device"]:
         _on_device(_single(sources, "--on-device"), flags, rtol, save, progress, as_json=as_json)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipeline.cli.common import console, make_progress, output_options, print_json, user_errors
+from pipeline.cli.common import JsonCommand, console, make_progress, output_options, print_json, user_errors
+from pipeline.cli.numbers import POSITIVE
 from pipeline.cli.tables import add_row, new_table, print_table
 
 if TYPE_CHECKING:
@@ -16,13 +17,13 @@ if TYPE_CHECKING:
 _SHOWN = 10
 
 
-@click.command()
+@click.command(cls=JsonCommand)
 @click.argument("artifact", type=click.Path(path_type=Path))
 @click.option("--data", required=True, help="Recent data: folder of images, .npy, .npz, or file.py:callable.")
 @click.option("--preprocess", help="Images: preset or key=value;... [as in the build].")
 @click.option("--samples", type=click.IntRange(min=1), help="Look at the first so many [all].")
 @click.option("--batch-size", type=click.IntRange(min=1), help="Samples a step of a moving average [as in the build].")
-@click.option("--limit", type=click.FloatRange(min=0, min_open=True), default=15.0, show_default=True, help="Per cent.")
+@click.option("--limit", type=POSITIVE, default=15.0, show_default=True, help="Per cent.")
 @click.option(
     "--range",
     "measure",

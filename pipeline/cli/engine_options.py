@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from pipeline.cli.numbers import whole_number
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -18,6 +20,8 @@ __all__ = ["engine_options", "options_from"]
 F = TypeVar("F", bound="Callable[..., Any]")
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_LARGEST = 2**63 - 1
+"""TensorRT takes sizes of 64 bits."""
 _NAMES = (
     "fp16",
     "half_inputs",
@@ -37,10 +41,11 @@ _NAMES = (
 def _size(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
     if value is None:
         return None
-    match = re.fullmatch(r"\s*(\d+)\s*([KMG]?)(i?B)?\s*", value, re.IGNORECASE)
-    if match is None:
+    match = re.fullmatch(r"\s*([0-9]+)\s*([KMG]?)(i?B)?\s*", value, re.IGNORECASE)
+    count = whole_number(match[1]) if match else None
+    if match is None or count is None or count * _UNITS[match[2].upper()] > _LARGEST:
         raise click.BadParameter(f"{value!r} is not a size such as 512M or 4GiB")
-    return int(match[1]) * _UNITS[match[2].upper()]
+    return count * _UNITS[match[2].upper()]
 
 
 def engine_options(function: F) -> F:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipeline.consistency.compare import describe
-from pipeline.core.files import write_bytes, write_json, write_text
+from pipeline.core.files import finite_json, write_bytes, write_json, write_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,12 +36,14 @@ def write_snapshot(folder: Path, comparison: Comparison) -> list[Path]:
     write_text(paths[0], table(comparison))
     write_json(
         paths[1],
-        {
-            **comparison.model_dump(mode="json"),
-            "consistent": comparison.consistent,
-            "rate": comparison.rate,
-            "who": list(comparison.who),
-        },
+        finite_json(
+            {
+                **comparison.model_dump(mode="json"),
+                "consistent": comparison.consistent,
+                "rate": comparison.rate,
+                "who": list(comparison.who),
+            }
+        ),
     )
     write_bytes(paths[2], heatmap(comparison))
     return paths
@@ -180,7 +182,7 @@ def write_batches(folder: Path, report: BatchReport) -> list[Path]:
 
     paths = [folder / f"{BATCHES}.{suffix}" for suffix in ("txt", "json", "png")]
     write_text(paths[0], batches_text(report))
-    write_json(paths[1], {**report.model_dump(mode="json"), "rate": report.rate})
+    write_json(paths[1], finite_json({**report.model_dump(mode="json"), "rate": report.rate}))
     scales = np.array(report.scales, np.float64)
     merged = np.array([[row.merged] for row in report.rows])
     write_bytes(

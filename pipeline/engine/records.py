@@ -21,6 +21,9 @@ FASTEST_FILE = "fastest.json"
 LAYERS_FILE = "layers.json"
 """The engine inspector's words, beside the plan where the engine could be loaded."""
 
+_LONGEST_CARD = 8
+"""Characters; no compute capability has as many."""
+
 Severity = Literal["internal_error", "error", "warning", "info", "verbose"]
 
 
@@ -91,7 +94,7 @@ class BuildOptions(Record):
     def _compute_capabilities(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for text in value:
             major, dot, minor = text.partition(".")
-            if not (dot and major.isdigit() and minor.isdigit()):
+            if not (dot and major.isdecimal() and minor.isdecimal() and len(text) < _LONGEST_CARD):
                 raise ValueError(f"compute capability {text!r} is not of the form 8.6")
         return value
 
