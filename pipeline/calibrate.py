@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pipeline.artifact import CALIBRATION
 from pipeline.core.errors import InputError
-from pipeline.core.files import sha256_file, sha256_json
+from pipeline.core.files import sha256_json
 from pipeline.core.progress import SILENT, Progress
+from pipeline.floatgraph import FILE, GRAPH, check_float_graph, float_graph_sha256
 from pipeline.nonfinite import NonFiniteBatches
 from pipeline.records import StageResult
 
@@ -29,6 +30,11 @@ CHECKPOINT: Final = "partial.npz"
 """The unfinished pass, gone when it is finished."""
 
 _SHOWN: Final = 3
+_OTHER_GRAPH: Final = (
+    "leave --calibration out to make the pass now. Statistics fit the graph they were made of: those of "
+    "`quantize calibrate MODEL` a build without --equalise, those in an artifact a build with the same --equalise, "
+    "--opset and data"
+)
 
 
 class CalibrationResult(StageResult):
@@ -41,7 +47,7 @@ class CalibrationResult(StageResult):
     skipped_batches: int
     """Batches left out because an activation was NaN or infinite."""
     warnings: tuple[str, ...] = ()
-    """One for each tensor whose values say little about its range."""
+    """One for each tensor whose values say little about its range; one where it is unknown whose they are."""
     shapes: tuple[tuple[tuple[tuple[str, tuple[int, ...]], ...], int], ...] = ()
     """Shapes of a sample's inputs, by name and without the batch axis, with the number of such samples; empty where
     statistics were taken."""
@@ -84,17 +90,17 @@ def run(
             activation (``error``), or an unknown tensor.
         ToolError: onnxruntime refuses the model or fails on a batch.
     """
-    model_hash = sha256_file(model)
+    graph = float_graph_sha256(model)
     key = sha256_json(
         {
-            "model": model_hash,
+            "graph": graph,
             "tensors": list(tensors),
             "data": data_key,
             "nonfinite": on_nonfinite,
             "device": device,
         }
     )
-    state = _State(tensors, {"model": model_hash, "data": [data_key]})
+    state = _State(tensors, {GRAPH: graph, "data": [data_key]})
     checkpoint = folder / CHECKPOINT
     if (resumed := _resumed(checkpoint, key)) is not None:
         state = resumed
@@ -164,11 +170,16 @@ def _on_cuda(
         settle(passes)
 
 
-def take(source: Path, tensors: Sequence[str], *, folder: Path, progress: Progress = SILENT) -> CalibrationResult:
+def take(
+    source: Path, tensors: Sequence[str], *, model: Path, folder: Path, progress: Progress = SILENT
+) -> CalibrationResult:
     """Take the statistics of ``tensors`` from an earlier pass instead of making one.
 
+    Args:
+        model: the float graph that is quantised, whose activations they must be of.
+
     Raises:
-        InputError: ``source`` is no calibration file, or lacks one of the tensors.
+        InputError: ``source`` is no calibration file, lacks one of the tensors, or is of another float graph.
     """
     from calibrators import load_statistics
 
@@ -180,9 +191,13 @@ def take(source: Path, tensors: Sequence[str], *, folder: Path, progress: Progre
             remedy="it was made for another model or placement: run `quantize calibrate` on this one",
         )
     state = _State.of_file(source, {name: statistics[name] for name in tensors}, meta)
+    doubt = check_float_graph(source, meta, model, remedy=_OTHER_GRAPH)
+    if doubt is not None:
+        progress.warn(doubt)
     state.save(folder / CALIBRATION, None)
     progress.note(f"statistics of {len(tensors)} tensors and {state.samples} samples taken from {source}")
-    return state.result(folder, progress)
+    result = state.result(folder, progress)
+    return result if doubt is None else result.model_copy(update={"warnings": (doubt, *result.warnings)}).at(folder)
 
 
 def merge_passes(sources: Sequence[Path], target: Path, *, progress: Progress = SILENT) -> CalibrationResult:
@@ -212,7 +227,8 @@ class _State:
         from calibrators import TensorStatistics
 
         self.statistics: dict[str, TensorStatistics] = {name: TensorStatistics() for name in tensors}
-        self.model: str = meta["model"]
+        self.graph = {key: str(meta[key]) for key in (GRAPH if GRAPH in meta else FILE,)}
+        """What the statistics are of: :data:`GRAPH`, or :data:`FILE` in files of an earlier version."""
         self.data: list[str] = list(meta["data"])
         self.samples = 0
         self.batches: list[int] = []
@@ -224,7 +240,7 @@ class _State:
     def of_file(
         cls, path: Path, statistics: dict[str, TensorStatistics], meta: Mapping[str, Any], *, unfinished: bool = False
     ) -> _State:
-        if "key" in meta and not unfinished:
+        if isinstance(meta, dict) and "key" in meta and not unfinished:
             raise InputError(
                 f"{path} is of an unfinished pass", remedy="run that calibration again: it goes on from there"
             )
@@ -245,7 +261,7 @@ class _State:
         from calibrators import save_statistics
 
         meta = {
-            "model": self.model,
+            **self.graph,
             "data": sorted(self.data),
             "samples": self.samples,
             "batches": sorted(self.batches),
@@ -285,7 +301,7 @@ class _State:
         )
 
     def absorb(self, other: _State, own_path: Path, other_path: Path) -> None:
-        if other.model != self.model:
+        if other.graph != self.graph:
             raise InputError(
                 f"{own_path} and {other_path} are passes of different models", remedy="merge passes of one"
             )

@@ -359,8 +359,10 @@ class Build:
             return self.runner.run(
                 "calibrate",
                 calibrate.CalibrationResult,
-                {"taken": sha256_file(taken), "tensors": list(tensors)},
-                lambda folder: calibrate.take(taken, tensors, folder=folder, progress=self.progress),
+                {"taken": sha256_file(taken), "tensors": list(tensors), "model": prepared.files},
+                lambda folder: calibrate.take(
+                    taken, tensors, model=prepared.result.model_path, folder=folder, progress=self.progress
+                ),
             )
         inputs = {
             "model": prepared.files,

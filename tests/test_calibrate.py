@@ -29,9 +29,9 @@ TENSORS = ("x", "conv", "relu", "pooled", "y")
 Array = np.ndarray
 
 
-def network(folder: Path, *, batch: int | str = "n", dtype: int = TensorProto.FLOAT) -> Path:
+def network(folder: Path, *, batch: int | str = "n", dtype: int = TensorProto.FLOAT, seed: int = 0) -> Path:
     """x (n, 3, 8, 8) -> Conv -> conv -> Relu -> relu -> mean -> pooled -> Gemm -> y (n, 4); and an integer tensor."""
-    random = np.random.default_rng(0)
+    random = np.random.default_rng(seed)
     kind = helper.tensor_dtype_to_np_dtype(dtype)
     weights = {
         "w": random.standard_normal((6, 3, 3, 3)).astype(kind),
@@ -429,22 +429,22 @@ def test_a_model_that_fails_on_a_batch(tmp_path: Path) -> None:
 
 def test_take(model: Path, tmp_path: Path) -> None:
     source = calibrate.run(model, TENSORS, batches(data()), folder=tmp_path / "pass").statistics_path
-    result = calibrate.take(source, ("relu", "x"), folder=tmp_path / "taken")
+    result = calibrate.take(source, ("relu", "x"), model=model, folder=tmp_path / "taken")
     found, _ = load_statistics(result.statistics_path)
     assert set(found) == {"relu", "x"}
     assert (result.tensors, result.samples, result.batches) == (2, 20, 5)
     with pytest.raises(InputError, match=r"has no statistics of 'other' \(1 of 2 tensors are missing\)"):
-        calibrate.take(source, ("x", "other"), folder=tmp_path / "taken")
+        calibrate.take(source, ("x", "other"), model=model, folder=tmp_path / "taken")
 
 
 def test_unfinished_and_foreign_files_are_not_taken(model: Path, tmp_path: Path) -> None:
     with pytest.raises(Stop):
         calibrate.run(model, TENSORS, dying(data(), 4), folder=tmp_path, checkpoint_every=1)
     with pytest.raises(InputError, match="is of an unfinished pass"):
-        calibrate.take(tmp_path / calibrate.CHECKPOINT, ("x",), folder=tmp_path / "taken")
+        calibrate.take(tmp_path / calibrate.CHECKPOINT, ("x",), model=model, folder=tmp_path / "taken")
     save_statistics(tmp_path / "bare.npz", {"x": TensorStatistics()}, {})
     with pytest.raises(InputError, match=r"bare\.npz does not say what it was made from: 'model'"):
-        calibrate.take(tmp_path / "bare.npz", ("x",), folder=tmp_path / "taken")
+        calibrate.take(tmp_path / "bare.npz", ("x",), model=model, folder=tmp_path / "taken")
 
 
 def shards(model: Path, folder: Path, size: int) -> list[Path]:
@@ -480,7 +480,7 @@ def test_what_cannot_be_merged(model: Path, tmp_path: Path) -> None:
     fewer = calibrate.run(model, TENSORS[:2], (b for b in batches(data()) if b.index == 1), folder=tmp_path / "fewer")
     with pytest.raises(InputError, match="have different tensors, such as 'pooled'"):
         calibrate.merge_passes([first, fewer.statistics_path], target)
-    other = network(tmp_path, batch="m")
+    other = network(tmp_path, seed=1)
     foreign = calibrate.run(other, TENSORS, (b for b in batches(data()) if b.index == 1), folder=tmp_path / "foreign")
     with pytest.raises(InputError, match="are passes of different models"):
         calibrate.merge_passes([first, foreign.statistics_path], target)

@@ -26,6 +26,7 @@ from pipeline.artifact import Artifact
 from pipeline.compare.histogram import clipped_values, expected_error
 from pipeline.core.errors import InputError
 from pipeline.core.progress import SILENT, Progress
+from pipeline.floatgraph import check_float_graph
 from pipeline.records import Record
 
 if TYPE_CHECKING:
@@ -174,7 +175,15 @@ def measure_drift(
     opened = Artifact.open(artifact)
     record = opened.manifest.calibration
     plan = _plan(opened)
-    calibrated, _ = calibrators.load_statistics(opened.path(layout.CALIBRATION))
+    calibrated, meta = calibrators.load_statistics(opened.path(layout.CALIBRATION))
+    doubt = check_float_graph(
+        opened.path(layout.CALIBRATION),
+        meta,
+        opened.path(layout.FP32_MODEL),
+        remedy=f"`quantize verify {artifact}` compares the artifact's files with its manifest",
+    )
+    if doubt is not None:
+        progress.warn(doubt)
     calibrator = calibrators.get(record.calibrator, record.params)
     source = open_again(opened.manifest, data, preprocess, progress=progress)
     options = opened.manifest.data.options

@@ -161,13 +161,13 @@ def calibrate_ranks(
     from calibrators import save_statistics
     from pipeline.artifact import CALIBRATION
     from pipeline.calibrate import CalibrationResult, degenerate
-    from pipeline.core.files import sha256_file
+    from pipeline.floatgraph import GRAPH, float_graph_sha256
 
     share = calibrate_share(group, work, measure=measure or measure_on_cpu, progress=progress)
     group.phase("writing the result", patience=PREPARING)
     if group.rank == 0:
         meta = {
-            "model": sha256_file(work.model),
+            GRAPH: float_graph_sha256(work.model),
             "data": [work.source.key()],
             "samples": share.samples,
             "batches": list(share.batches),

@@ -13,6 +13,7 @@ from pipeline.core.errors import InputError
 from pipeline.core.progress import SILENT
 from pipeline.errors.graphs import Graph, float_graph
 from pipeline.errors.layers import layers_of_graph, layers_of_plan
+from pipeline.floatgraph import check_float_graph
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -151,17 +152,30 @@ def _kept_samples(artifact: Artifact) -> ChosenData:
     return ChosenData(lambda: [Batch(0, numbers, feeds)], len(numbers), text, None)
 
 
-def calibrated_ranges(artifact: Artifact, plan: PlacementPlan) -> dict[str, dict[str, float]]:
+def calibrated_ranges(
+    artifact: Artifact, plan: PlacementPlan, *, progress: Progress = SILENT
+) -> dict[str, dict[str, float]]:
     """What every calibrator would make of the artifact's statistics: calibrator to tensor to amax.
 
     Empty where the scales came with the model. A third-party calibrator that fails is left out.
+
+    Raises:
+        InputError: the statistics cannot be read, or are of another float graph than the artifact's.
     """
     import calibrators
     from pipeline.quantize import activation_ranges
 
     if plan.prequantized or CALIBRATION not in artifact.manifest.files or not plan.tensors:
         return {}
-    statistics, _ = calibrators.load_statistics(artifact.path(CALIBRATION))
+    statistics, meta = calibrators.load_statistics(artifact.path(CALIBRATION))
+    doubt = check_float_graph(
+        artifact.path(CALIBRATION),
+        meta,
+        artifact.path(FP32_MODEL),
+        remedy=f"`quantize verify {artifact.folder}` compares the artifact's files with its manifest",
+    )
+    if doubt is not None:
+        progress.warn(doubt)
     found = {}
     for name in calibrators.names():
         try:
