@@ -12,10 +12,10 @@ from pipeline.cli.common import JsonCommand, console, make_progress, output_opti
 from pipeline.cli.engine_options import engine_options, options_from
 from pipeline.cli.mixed_options import MIXED, mixed_options, mixed_table
 from pipeline.cli.tables import print_table
-from pipeline.core.errors import CheckFailed, InputError
+from pipeline.core.errors import CheckFailed, InputError, QuantizeError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from pipeline.artifact import Artifact
     from pipeline.core.progress import Progress
@@ -149,9 +149,11 @@ def _compile(
             f"--from takes --target, --profile and engine options only, not {_typed(other[0])}",
             remedy="everything else is decided in the artifact; build it anew to change that",
         )
-    targets = flags["targets"] or ("tensorrt",)
+    targets = tuple(dict.fromkeys(flags["targets"])) or ("tensorrt",)
     for target in targets:
         check_target(target, fastest=fastest)
+    if len(targets) > 1:  # so that none is replaced where another cannot be built
+        _require_working(targets)
     check_engine_options(options, targets)
     try:
         profiles = [Profile.parse(text) for text in flags["profiles"]]
@@ -163,7 +165,7 @@ def _compile(
             result = build_from_artifact(
                 artifact, target=target, options=options, profiles=profiles, fastest=fastest, progress=progress
             )
-        except CheckFailed as error:
+        except QuantizeError as error:
             error.figures = {"target": target, **error.figures, "built": results}
             raise
         results.append(result.model_dump(mode="json"))
@@ -177,6 +179,18 @@ def _compile(
                 click.echo(f"  {choice}")
     if as_json:
         print_json(results)
+
+
+def _require_working(targets: Sequence[str]) -> None:
+    from pipeline.engine.probe import probe
+
+    for target in targets:
+        status = probe(target)
+        if not status.works:
+            raise InputError(
+                f"target {target} does not work here: {status.reason}; no engine was built",
+                remedy="`quantize doctor` says which targets do",
+            )
 
 
 def _merge(values: dict[str, Any], flags: dict[str, Any], origin: str) -> dict[str, Any]:

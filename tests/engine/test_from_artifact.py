@@ -16,7 +16,7 @@ from pipeline.artifact import Artifact
 from pipeline.cli.build import command
 from pipeline.config import Profile
 from pipeline.core.errors import CheckFailed, InputError, ToolError
-from pipeline.engine import from_artifact
+from pipeline.engine import from_artifact, probe
 from pipeline.engine.from_artifact import ArtifactBuild, build_from_artifact
 from pipeline.engine.recorded import check_outputs, fit_samples
 from pipeline.engine.records import BuildOptions, EngineRecord
@@ -180,12 +180,35 @@ def test_json_of_a_failed_build_has_what_was_built_before(tmp_path: Path, monkey
         return ArtifactBuild(target=target, engine=record(target="rtx"), check=None)
 
     monkeypatch.setattr(from_artifact, "build_from_artifact", fake)
-    found = CliRunner().invoke(command, ["--from", str(tmp_path), "--target", "rtx", "--target", "tensorrt", "--json"])
+    monkeypatch.setattr(probe, "probe", lambda target: SimpleNamespace(works=True))
+    both = ["--from", str(tmp_path), "--target", "rtx", "--target", "tensorrt", "--json"]
+    found = CliRunner().invoke(command, both)
     assert found.exit_code == 1
     shown = json.loads(found.stdout)
     assert (shown["error"], shown["target"]) == ("too far away", "tensorrt")
     assert shown["check"]["relative_l2"] == {"y": 0.5}
     assert [built["target"] for built in shown["built"]] == ["rtx"]
+    failure = ToolError("TensorRT died")
+    monkeypatch.setattr(from_artifact, "build_from_artifact", lambda folder, *, target, **rest: raising(failure))
+    shown = json.loads(CliRunner().invoke(command, both).stdout)
+    assert (shown["error"], shown["target"], shown["built"]) == ("TensorRT died", "rtx", [])
+
+
+def raising(error: Exception) -> ArtifactBuild:
+    raise error
+
+
+def test_no_engine_is_built_where_another_target_does_not_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the first target's engine would be replaced, and the artifact be half of each."""
+    monkeypatch.setattr(from_artifact, "build_from_artifact", lambda *_, **__: pytest.fail("built"))
+    states = {"rtx": SimpleNamespace(works=True), "tensorrt": SimpleNamespace(works=False, reason="not installed")}
+    monkeypatch.setattr(probe, "probe", lambda target: states[target])
+    both = ["--from", str(tmp_path), "--target", "rtx", "--target", "tensorrt", "--json"]
+    found = CliRunner().invoke(command, both)
+    assert found.exit_code == 2
+    shown = json.loads(found.stdout)
+    assert shown["error"] == "target tensorrt does not work here: not installed; no engine was built"
+    assert "quantize doctor" in shown["remedy"]
 
 
 def test_figures_of_a_check() -> None:
