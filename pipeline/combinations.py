@@ -1,7 +1,8 @@
 """Options that do nothing together with others: one table of what each needs, asked before any work starts.
 
-An option that was given and has no effect is a mistake that its user cannot see, so it is refused. What an option needs
-of the model is known only once the model is read, and is a warning then.
+An option that was typed and has no effect is a mistake that its user cannot see, so it is refused. One that comes from
+a file, which may serve several machines, is a warning (:func:`idle_options` finds it). What an option needs of the model
+is known only once the model is read, and is a warning too.
 """
 
 from __future__ import annotations
@@ -14,14 +15,23 @@ from pipeline.engine.compat import MODULES, load_api
 from pipeline.engine.records import DEFAULT_OPTIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from pydantic import BaseModel
 
     from pipeline.config import BuildConfig
     from pipeline.engine.records import BuildOptions
 
-__all__ = ["DEPENDENT", "Dependent", "Need", "check_engine_options", "check_options", "idle_for_model"]
+__all__ = [
+    "DEPENDENT",
+    "Dependent",
+    "Idle",
+    "Need",
+    "check_engine_options",
+    "check_options",
+    "idle_for_model",
+    "idle_options",
+]
 
 
 @dataclass(frozen=True)
@@ -53,10 +63,32 @@ class Dependent:
     need: Need
     flag: str = ""
     """On the command line; empty: it has none."""
+    already: Any = None
+    """A value that asks for what is the case anyway where the need is not met, so that it is never idle."""
 
     @property
     def name(self) -> str:
         return self.flag or self.key
+
+
+@dataclass(frozen=True)
+class Idle:
+    """An option that does nothing in a situation."""
+
+    option: Dependent
+    targets: tuple[str, ...]
+
+    @property
+    def reason(self) -> str:
+        need = self.option.need
+        built = f"; this builds for {', '.join(self.targets)}" if need in (ENGINE, TENSORRT, RTX) else ""
+        return f"it is for {need.words}{built}"
+
+    def refusal(self) -> InputError:
+        name = self.option.name
+        return InputError(
+            f"{name} has no effect here: {self.reason}", remedy=f"{self.option.need.remedy}, or leave {name} out"
+        )
 
 
 def _for_targets(*targets: str) -> Callable[[Situation], bool]:
@@ -79,7 +111,7 @@ RTX = Need("target rtx", _for_targets("rtx"), "build for --target rtx as well")
 TIMINGS = Need(
     "a timing cache, which --no-timing-cache leaves out",
     lambda situation: situation.given.get("engine.timing_cache") is not False,
-    "leave --no-timing-cache out",
+    "leave --no-timing-cache out, or set engine.timing_cache: true",
 )
 MARKED = Need(
     "tensors that the engine returns beside its outputs",
@@ -102,7 +134,7 @@ DEPENDENT = (
     Dependent("engine.hardware_compatibility", TENSORRT, "--hardware-compatibility"),
     Dependent("engine.compute_capabilities", RTX, "--compute-capability"),
     Dependent("engine.avg_timing_iterations", TENSORRT, "--timing-iterations"),
-    Dependent("engine.timing_cache", TENSORRT, "--timing-cache"),
+    Dependent("engine.timing_cache", TENSORRT, "--timing-cache", already=False),
     Dependent("engine.timing_cache_folder", TENSORRT, "--timing-cache-folder"),
     Dependent("engine.timing_cache_folder", TIMINGS, "--timing-cache-folder"),
     Dependent("engine.max_aux_streams", ENGINE),
@@ -125,29 +157,46 @@ _FLOAT_ONLY = (
 """Of no use for a model that came quantised."""
 
 
-def check_options(config: BuildConfig, options: BuildOptions, targets: Sequence[str]) -> None:
+def check_options(
+    config: BuildConfig, options: BuildOptions, targets: Sequence[str], *, typed: Collection[str] = ()
+) -> None:
     """Refuse what the options of a build alone show to be wrong.
 
     Args:
         options: the engine options of ``config``.
         targets: what is built, whether it was asked for or is the default of this machine.
+        typed: keys of options from the command line: they count with their default value too.
 
     Raises:
         InputError: an option has no effect; or a target cannot do what an option asks for.
     """
-    given = dict(_given(config)) | {f"engine.{key}": value for key, value in _given(options)}
     _refuse_for_targets(options, targets)
-    _refuse(Situation(given=given, targets=tuple(targets), search=config.mixed.wanted))
+    for idle in idle_options(config, options, targets, typed=typed):
+        raise idle.refusal()
 
 
 def check_engine_options(options: BuildOptions, targets: Sequence[str]) -> None:
-    """As :func:`check_options`, where an engine of a finished artifact is built.
+    """As :func:`check_options`, where an engine of a finished artifact is built by options that were typed.
 
     Raises:
         InputError: as there.
     """
     _refuse_for_targets(options, targets)
-    _refuse(Situation(given={f"engine.{key}": value for key, value in _given(options)}, targets=tuple(targets)))
+    given = {f"engine.{key}": value for key, value in _given(options)}
+    for idle in _idle(Situation(given=given, targets=tuple(targets))):
+        raise idle.refusal()
+
+
+def idle_options(
+    config: BuildConfig, options: BuildOptions, targets: Sequence[str], *, typed: Collection[str] = ()
+) -> tuple[Idle, ...]:
+    """The options that do nothing in this build, each once, in the order of :data:`DEPENDENT`.
+
+    Args:
+        options, targets, typed: as in :func:`check_options`.
+    """
+    given = dict(_given(config, typed)) | {f"engine.{key}": value for key, value in _given(options, typed, "engine.")}
+    return _idle(Situation(given=given, targets=tuple(targets), search=config.mixed.wanted))
 
 
 def idle_for_model(config: BuildConfig, *, prequantized: bool, equalised: bool, opset: int) -> tuple[str, ...]:
@@ -180,15 +229,14 @@ def idle_for_model(config: BuildConfig, *, prequantized: bool, equalised: bool, 
     return tuple(warnings)
 
 
-def _refuse(situation: Situation) -> None:
+def _idle(situation: Situation) -> tuple[Idle, ...]:
+    found: dict[str, Idle] = {}
     for option in DEPENDENT:
-        if option.key in situation.given and not option.need.met(situation):
-            about_targets = option.need in (ENGINE, TENSORRT, RTX)
-            built = f"; this builds for {', '.join(situation.targets)}" if about_targets else ""
-            raise InputError(
-                f"{option.name} has no effect here: it is for {option.need.words}{built}",
-                remedy=f"{option.need.remedy}, or leave {option.name} out",
-            )
+        if option.key not in situation.given or option.need.met(situation):
+            continue
+        if option.already is None or situation.given[option.key] != option.already:
+            found.setdefault(option.key, Idle(option, situation.targets))
+    return tuple(found.values())
 
 
 def _refuse_for_targets(options: BuildOptions, targets: Sequence[str]) -> None:
@@ -200,14 +248,20 @@ def _refuse_for_targets(options: BuildOptions, targets: Sequence[str]) -> None:
             load_api(target).check_options(options)
 
 
-def _given(model: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """What was set to something that can be missed: numbers and paths always, words and switches where they differ
-    from the default."""
+def _given(model: BaseModel, typed: Collection[str] | None = None, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """What was set to something that can be missed, by its key below ``prefix``: what differs from the default.
+
+    Args:
+        typed: dotted keys of what was typed; None: all of it. Of these, numbers, paths and switches that are on count
+            with their default value too.
+    """
     for key in sorted(model.model_fields_set):
         value, default = getattr(model, key), type(model).model_fields[key].get_default(call_default_factory=True)
-        if value is None or value in ((), {}) or (value == default and (isinstance(value, str) or value is False)):
+        if value is None or value in ((), {}):
             continue
         if key in ("placement", "mixed"):
-            yield from _given(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+            yield from ((f"{key}.{inner}", each) for inner, each in _given(value, typed, f"{key}."))
+        elif value != default or (
+            (typed is None or f"{prefix}{key}" in typed) and not (isinstance(value, str) or value is False)
+        ):
+            yield key, value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import yaml
 from click.testing import CliRunner
 from onnx import TensorProto, helper, numpy_helper
 
@@ -64,7 +66,7 @@ def test_the_table_and_the_list_have_every_option() -> None:
 ONNX_ALONE = [
     ("--fp16",), ("--half-inputs",), ("--implicit", "c.cache"), ("--workspace", "1G"), ("--optimization-level", "3"),
     ("--tactic-source", "CUBLAS"), ("--version-compatible",), ("--hardware-compatibility", "ampere_plus"),
-    ("--compute-capability", "8.6"), ("--timing-iterations", "4"), ("--timing-cache",), ("--no-timing-cache",),
+    ("--compute-capability", "8.6"), ("--timing-iterations", "4"), ("--timing-cache",),
     ("--timing-cache-folder", "here"),
 ]  # fmt: skip
 
@@ -72,7 +74,7 @@ ONNX_ALONE = [
 @pytest.mark.parametrize("flags", ONNX_ALONE, ids=lambda flags: flags[0])
 def test_engine_options_without_an_engine(flags: tuple[str, ...], inputs: Path, tmp_path: Path) -> None:
     code, said = run(inputs, tmp_path / "out", *flags)
-    name = flags[0].replace("--no-", "--")
+    name = flags[0]
     assert code == 2
     assert f"{name} has no effect here: it is for" in said
     assert "; this builds for onnx" in said
@@ -128,15 +130,96 @@ def test_options_that_need_other_options(monkeypatch: pytest.MonkeyPatch) -> Non
             check_engine_options(options, ("rtx", "onnx"))
 
 
-def test_a_file_of_options_is_held_to_the_same(inputs: Path, tmp_path: Path) -> None:
-    (tmp_path / "build.yaml").write_text("mixed: {samples: 8}\nengine: {max_aux_streams: 1}\n")
-    code, said = run(inputs, tmp_path / "out", "-c", tmp_path / "build.yaml")
-    assert code == 2
-    assert "--search-samples has no effect here" in said
-    (tmp_path / "build.yaml").write_text("engine: {max_aux_streams: 1}\n")
-    code, said = run(inputs, tmp_path / "out", "-c", tmp_path / "build.yaml")
-    assert code == 2
-    assert "engine.max_aux_streams has no effect here: it is for building an engine" in said
+@pytest.fixture
+def configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str, BuildConfig | None]]:
+    """`quantize build -c` of a text with flags for a target: exit code, what is said, and the configuration built."""
+    built: list[BuildConfig] = []
+
+    def stop(config: BuildConfig, **_: Any) -> None:
+        built.append(config)
+        check_options(config, BuildOptions.model_validate(config.engine), config.targets)  # as the build does
+        raise InputError("enough")
+
+    monkeypatch.setattr(stages, "build", stop)
+    monkeypatch.setattr(stages.Build, "targets", lambda self: self.config.targets)
+    monkeypatch.setattr(combinations, "load_api", lambda target: SimpleNamespace(check_options=lambda options: None))
+
+    def run(text: str, *flags: str, target: str = "onnx") -> tuple[int, str, BuildConfig | None]:
+        built.clear()
+        (tmp_path / "build.yaml").write_text(f"model: m.onnx\ndata: d\nout: {tmp_path / 'o'}\n{text}\n")
+        result = CliRunner().invoke(
+            command, ["-c", str(tmp_path / "build.yaml"), "--target", target, *flags, "-q"]
+        )
+        assert isinstance(result.exception, SystemExit), result.exception
+        return result.exit_code, " ".join(result.stderr.split()), built[0] if built else None
+
+    return run
+
+
+Configured = Callable[..., tuple[int, str, "BuildConfig | None"]]
+
+
+def test_what_a_file_has_for_another_machine_is_a_warning(configured: Configured) -> None:
+    text = "mixed: {samples: 8}\nengine: {max_aux_streams: 1, mark_outputs: [a], mark_how: doubled, fp16: true}"
+    _, said, config = configured(text)
+    for key, words in (
+        ("mixed.samples", "it is for a search for mixed precision"),
+        ("engine.max_aux_streams", "it is for building an engine; this builds for onnx"),
+        ("engine.mark_outputs", "it is for building an engine; this builds for onnx"),
+        ("engine.mark_how", "it is for tensors that the engine returns beside its outputs"),
+        ("engine.fp16", "it is for target tensorrt; this builds for onnx"),
+    ):
+        assert said.count(f"build.yaml: {key} has no effect here: {words}") == 1
+    assert said.endswith("error: enough")
+    assert config is not None
+    assert (config.engine, config.mixed.samples) == ({}, 32)
+    _, said, config = configured("engine: {max_aux_streams: 1, fp16: true}", target="tensorrt")
+    assert said == "error: enough"
+    assert config is not None
+    assert config.engine == {"max_aux_streams": 1, "fp16": True}
+
+
+def test_a_flag_that_does_nothing_is_refused_beside_a_file(configured: Configured) -> None:
+    for flags in (("--workspace", "1G"), ("--search-samples", "32"), ("--timing-cache",), ("--fp16",)):
+        code, said, config = configured("engine: {fp16: true}", *flags)
+        assert (code, config) == (2, None)
+        assert f"error: {flags[0]} has no effect here: it is for" in said
+
+
+def test_a_flag_makes_what_the_file_says_idle(configured: Configured) -> None:
+    folder = "engine: {timing_cache_folder: t}"
+    _, said, config = configured(folder, "--no-timing-cache", target="tensorrt")
+    assert "build.yaml: engine.timing_cache_folder has no effect here: it is for a timing cache, which" in said
+    assert config is not None
+    assert config.engine == {"timing_cache": False}
+    _, said, config = configured("device: cuda\non_nonfinite: skip", "--calibration", "c.npz")
+    assert said.count("has no effect here: it is for the pass over the data, which --calibration takes") == 2
+    assert config is not None
+    assert (config.device, config.on_nonfinite, config.calibration) == ("cpu", "error", Path("c.npz"))
+    code, said, config = configured("engine: {timing_cache: false}", "--timing-cache-folder", "t", target="tensorrt")
+    assert (code, config) == (2, None)
+    assert "leave --no-timing-cache out, or set engine.timing_cache: true, or leave --timing-cache-folder out" in said
+
+
+@pytest.mark.parametrize("target", ["onnx", "rtx"])
+def test_no_timing_cache_is_what_is_the_case_without_one(configured: Configured, target: str) -> None:
+    for text, flags in (("", ("--no-timing-cache",)), ("engine: {timing_cache: false}", ())):
+        _, said, config = configured(text, *flags, target=target)
+        assert said == "error: enough"
+        assert config is not None
+        assert config.engine == {"timing_cache": False}
+    check_engine_options(BuildOptions(timing_cache=False), (target,))
+
+
+def test_defaults_that_are_written_out_ask_for_nothing(configured: Configured) -> None:
+    """All of them, of every type."""
+    engine = {key: value for key, value in BuildOptions().model_dump(mode="json").items() if value is not None}
+    text = yaml.safe_dump({"mixed": {"samples": 32}, "device": "cpu", "on_nonfinite": "error", "engine": engine})
+    assert {"timing_cache", "mark_strictly", "mark_how"} <= set(engine)
+    _, said, config = configured(text)
+    assert said == "error: enough"
+    assert config is not None
+    check_options(config, BuildOptions.model_validate(config.engine), ("onnx",))
 
 
 def test_an_engine_option_on_the_command_line_leaves_the_file_its_others(inputs: Path, tmp_path: Path) -> None:

@@ -15,9 +15,10 @@ from pipeline.cli.tables import print_table
 from pipeline.core.errors import CheckFailed, InputError, QuantizeError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from pipeline.artifact import Artifact
+    from pipeline.config import BuildConfig
     from pipeline.core.progress import Progress
     from pipeline.engine.records import BuildOptions
 
@@ -116,13 +117,13 @@ def command(
         )
 
     from pipeline.artifact import Artifact
-    from pipeline.config import BuildConfig, load_config, validated
+    from pipeline.config import load_config
     from pipeline.stages import build
 
     flags["engine"] = engine.model_dump(mode="json", exclude_unset=True)
     values = load_config(flags["config"]) if flags["config"] else {}
     origin = str(flags["config"]) if flags["config"] else "options"
-    config = validated(BuildConfig, _merge(values, flags, origin), origin=origin)
+    config = _effective(_merge(values, flags, origin), _typed_keys(flags), origin, progress)
     try:
         done = build(config, force=force, fresh=fresh, progress=progress)
     except CheckFailed as error:
@@ -191,6 +192,44 @@ def _require_working(targets: Sequence[str]) -> None:
                 f"target {target} does not work here: {status.reason}; no engine was built",
                 remedy="`quantize doctor` says which targets do",
             )
+
+
+def _effective(values: dict[str, Any], typed: Collection[str], origin: str, progress: Progress) -> BuildConfig:
+    """The configuration without what comes from the file and does nothing here: one file may serve several machines.
+
+    Raises:
+        InputError: a value is wrong, or an option that was typed does nothing.
+    """
+    from pipeline.combinations import check_options, idle_options
+    from pipeline.config import BuildConfig, validated
+    from pipeline.stages import Build
+
+    while True:  # what one of them leaves idle may be another
+        config: BuildConfig = validated(BuildConfig, values, origin=origin)
+        asked = Build(config, force=False, fresh=False, progress=progress)
+        targets = asked.targets()
+        idle = idle_options(config, asked.engine_options, targets, typed=typed)
+        from_file = [each for each in idle if each.option.key not in typed]
+        if not from_file:
+            check_options(config, asked.engine_options, targets, typed=typed)
+            return config
+        for each in from_file:
+            progress.warn(f"{origin}: {each.option.key} has no effect here: {each.reason}")
+            values = _without(values, each.option.key)
+
+
+def _typed_keys(flags: Mapping[str, Any]) -> frozenset[str]:
+    """What was given on the command line, by its key in ``build.yaml``, dotted."""
+    keys = {key for key, value in flags.items() if _is_given(value) and key not in MIXED}
+    keys |= {f"mixed.{field}" for key, field in MIXED.items() if _is_given(flags[key])}
+    return frozenset(keys | {f"engine.{key}" for key in flags["engine"]})
+
+
+def _without(values: dict[str, Any], key: str) -> dict[str, Any]:
+    first, dot, rest = key.partition(".")
+    if dot:
+        return {**values, first: _without(values[first], rest)}
+    return {name: value for name, value in values.items() if name != first}
 
 
 def _merge(values: dict[str, Any], flags: dict[str, Any], origin: str) -> dict[str, Any]:
