@@ -74,8 +74,8 @@ def read_requests(path: Path, inputs: Sequence[str]) -> Counter[Request]:
     Lines of count 0 are no requests.
 
     Raises:
-        InputError: the file is missing, empty or no CSV; a column is unknown, missing or there twice; a line has more cells
-            than the header; or a shape or count cannot be read.
+        InputError: the file is missing, empty or no CSV; a column is unknown, missing or there twice; a line has more
+            cells than the header; or a shape or count cannot be read.
     """
     found: Counter[Request] = Counter()
     try:
