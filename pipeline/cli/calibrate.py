@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipeline.cli.common import JsonCommand, make_progress, output_options, print_json, user_errors
+from pipeline.cli.idle import refuse_idle
 from pipeline.cli.numbers import POSITIVE, whole_number
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from pipeline.core.progress import Progress
 
 _OUT = Path("calibration.npz")
+_RANKS = ("shards", "backend", "rank_timeout")
+"""Options of a pass that torchrun started."""
 
 
 @click.command(cls=JsonCommand)
@@ -73,11 +76,18 @@ def command(
 
     progress = make_progress(quiet=quiet, verbose=verbose)
     if merge:
+        refuse_idle(
+            flags, "a pass over data; --merge joins finished ones", "leave --merge out"
+        )
         check_can_write(out)
         from pipeline.calibrate import merge_passes
 
         _show(merge_passes([Path(source) for source in sources], out, progress=progress), out, as_json, quiet)
         return
+    if launched():
+        refuse_idle(("checkpoint_every", "fresh"), "a pass of one process", "start it without torchrun")
+    else:
+        refuse_idle(_RANKS, "a pass over several ranks", "start it with torchrun")
     if len(sources) != 1:
         raise InputError(
             f"`quantize calibrate` takes one model, got {len(sources)}", remedy="--merge joins several files"

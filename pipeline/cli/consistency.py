@@ -11,6 +11,7 @@ import click
 
 from pipeline.cli.calibrator_options import calibrator_options, parameters_from
 from pipeline.cli.common import JsonCommand, make_progress, output_options, print_json, user_errors
+from pipeline.cli.idle import refuse_idle
 from pipeline.cli.numbers import POSITIVE, FiniteFloat
 
 if TYPE_CHECKING:
@@ -23,6 +24,11 @@ if TYPE_CHECKING:
     from pipeline.core.progress import Progress
 
 _SHOWN_ROWS = 20
+_CALIBRATING = (
+    "data", "preprocess", "profiles", "samples", "batch_size", "calibrator", "percentile", "ema_alpha", "ema_decay",
+    "quantile", "cutoff",
+)  # fmt: skip
+_RANKS = ("shards", "backend", "rank_timeout")
 _FOLDER = Path("consistency")
 """Where a snapshot goes when scales differ and --out is not given."""
 
@@ -99,6 +105,7 @@ def command(
     over_ranks = launched() and not (flags["across_batches"] or flags["on_device"])
     if flags["device"] != "cpu" and not over_ranks:
         raise InputError("--device cuda is for the check over ranks", remedy="start it with torchrun, also for one GPU")
+    _refuse_idle(flags, over_ranks=over_ranks)
     if not over_ranks or os.environ.get("RANK") == "0":  # which writes; the others' check would be in its way
         if out is not None:
             check_can_make(out)
@@ -116,6 +123,21 @@ def command(
             _print_ranks(report, out, save, as_json=as_json)
     else:
         _across_files(sources, atol, rtol, out, save, as_json=as_json)
+
+
+def _refuse_idle(flags: Mapping[str, Any], *, over_ranks: bool) -> None:
+    """Options of the modes that were not asked for."""
+    calibrating = over_ranks or flags["across_batches"]
+    if not flags["on_device"]:
+        refuse_idle(("target", "probe"), "the check of an engine", "give --on-device as well")
+    if not calibrating:
+        refuse_idle(_CALIBRATING, "calibrating here", "give --across-batches or start it with torchrun")
+    if not over_ranks:
+        refuse_idle(_RANKS, "the check over ranks", "start it with torchrun")
+    if flags["across_batches"]:
+        refuse_idle(("atol", "save"), "comparing contexts", "leave --across-batches out")
+    if flags["on_device"]:
+        refuse_idle(("atol", "out"), "comparing contexts", "leave --on-device out")
 
 
 def _single(sources: tuple[str, ...], mode: str) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipeline.cli.common import JsonCommand, console, make_progress, output_options, print_json, user_errors
+from pipeline.cli.idle import refuse_idle
 from pipeline.cli.tables import add_row, new_table, print_table
 
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ def command(
     from pipeline.core.files import check_can_make
     from pipeline.errors.report import report_artifact
 
+    if options["engine"] is None:
+        refuse_idle(("engine_capture",), "an engine that is built and read here", "give --engine as well")
     if options["out"] is not None:
         check_can_make(options["out"])
     progress = make_progress(quiet=quiet, verbose=verbose)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pipeline.cli.common import JsonCommand, console, output_options, print_json, user_errors
+from pipeline.cli.idle import refuse_idle
 from pipeline.cli.mixed_options import mixed_table
 from pipeline.cli.tables import add_row, new_table, print_table
 
@@ -19,9 +20,9 @@ if TYPE_CHECKING:
 
 @click.command(cls=JsonCommand)
 @click.argument("artifact", type=click.Path(path_type=Path))
-@click.option("--scales", is_flag=True, help="Also list the scale of every tensor.")
+@click.option("--scales", is_flag=True, help='Also list the scale of every tensor, as "scales" in --json.')
 @click.option("--engine", "target", metavar="TARGET", help="Show the layers of this target's engine instead.")
-@click.option("--batch", type=int, help="With --engine: measure each layer's time at this batch size, on a GPU.")
+@click.option("--batch", type=click.IntRange(1), help="With --engine: time each layer at this batch size, on a GPU.")
 @output_options
 @user_errors
 def command(
@@ -30,12 +31,17 @@ def command(
     """Show what ARTIFACT holds: source, data, calibrator, targets, verification figures and files."""
     from pipeline.artifact import Artifact
 
+    if target is None:
+        refuse_idle(("batch",), "the layers of an engine", "give --engine as well")
+    else:
+        refuse_idle(("scales",), "the artifact's own tables", "leave --engine out")
     opened = Artifact.open(artifact)
     if target is not None:
         _show_engine(opened, target, batch, as_json=as_json)
         return
     if as_json:
-        print_json(opened.manifest.model_dump(mode="json"))
+        listed = {"scales": activation_scales(opened)} if scales else {}
+        print_json({**opened.manifest.model_dump(mode="json"), **listed})
         return
 
     out = console()
@@ -155,15 +161,33 @@ def files_table(manifest: Manifest) -> Table:
     return table
 
 
-def scales_table(artifact: Artifact) -> Table:
+def activation_scales(artifact: Artifact) -> dict[str, dict[str, Any]]:
+    """Tensor to its ``amax``, ``scale``, ``min``, ``max`` and ``calibrator``.
+
+    Raises:
+        InputError: the file is not in the artifact or not what it should be.
+    """
     import json
 
     from pipeline.artifact import SCALES
+    from pipeline.core.errors import InputError
 
+    path = artifact.path(SCALES)
+    try:
+        found: dict[str, dict[str, Any]] = dict(json.loads(path.read_text())["tensors"])
+    except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
+        raise InputError(
+            f"{path} has no scales that can be read: {error}",
+            remedy=f"`quantize verify {artifact.folder}` says what is wrong with the artifact",
+        ) from error
+    return found
+
+
+def scales_table(artifact: Artifact) -> Table:
     figures = ("amax", "scale", "min", "max")
     table = new_table(
         "activation scales", ("tensor", "text"), *((name, "figure") for name in figures), ("calibrator", "word")
     )
-    for name, entry in json.loads(artifact.path(SCALES).read_text())["tensors"].items():
+    for name, entry in activation_scales(artifact).items():
         add_row(table, name, *(f"{entry[key]:.6g}" for key in figures), str(entry["calibrator"]))
     return table

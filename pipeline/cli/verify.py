@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipeline.cli.common import JsonCommand, make_progress, output_options, print_json, user_errors
+from pipeline.cli.idle import refuse_idle
 
 if TYPE_CHECKING:
     from pipeline.consistency.device import DeviceCheck
@@ -28,6 +29,8 @@ def command(artifact: Path, on_device: bool, target: str, as_json: bool, quiet: 
     from pipeline.artifact import Artifact
     from pipeline.core.errors import CheckFailed, QuantizeError
 
+    if not on_device:
+        refuse_idle(("target",), "the check of an engine", "give --on-device as well")
     opened = Artifact.open(artifact)
     differences = opened.differences()
     summary: dict[str, Any] = {
