@@ -69,6 +69,11 @@ class Graph:
         self.inputs: tuple[str, ...] = tuple(i.name for i in graph.input if i.name not in self._initializers)
         self.outputs: tuple[str, ...] = tuple(output.name for output in graph.output)
 
+    @property
+    def tensors(self) -> frozenset[str]:
+        """Names of the inputs and of everything that is computed."""
+        return frozenset([*self.inputs, *self.producers])
+
     def is_initializer(self, name: str) -> bool:
         return name in self._initializers
 

@@ -15,15 +15,15 @@ import json
 import sys
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, NonNegativeInt, PositiveInt, field_validator
 
 from pipeline.artifact import INT8_MODEL, PLACEMENT, SAMPLES, Artifact
 from pipeline.config import Profile
 from pipeline.core.errors import InputError, QuantizeError
-from pipeline.core.files import atomic_file
+from pipeline.core.files import atomic_file, sha256_file, sha256_json
 from pipeline.records import Record
 
 if TYPE_CHECKING:
@@ -32,9 +32,11 @@ if TYPE_CHECKING:
 
     from pipeline.engine.capture import Capture, Recorded
 
-__all__ = ["META", "Meta", "main", "positions", "record_engine", "write_recording"]
+__all__ = ["META", "Meta", "int8_sha256", "main", "positions", "record_engine", "sample_digests", "write_recording"]
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+Scale: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Distance: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 META = "meta"
 _GOLDEN = 2654435769  # 2**32 divided by the golden ratio
 
@@ -48,18 +50,49 @@ class Meta(Record):
     """In which way, see :class:`pipeline.engine.ways.Way`."""
     tensors: tuple[str, ...]
     """Names by number; an engine that never shows one has no array for it."""
-    sizes: tuple[int, ...]
+    sizes: tuple[PositiveInt, ...]
     """Samples in each part."""
-    kept: int = 0
+    int8_sha256: str = ""
+    """Which graph the engine is of, see :func:`int8_sha256`; empty: an earlier version wrote the file."""
+    samples_sha256: tuple[str, ...] = ()
+    """Of each sample's inputs, see :func:`sample_digests`."""
+    absent: tuple[str, ...] = ()
+    """``PART/TENSOR`` of tensors that the engine shows in other parts and not in this one."""
+    kept: NonNegativeInt = 0
     """Values of a tensor and sample in the file, see :func:`positions`; 0: all."""
     ends: dict[str, str] = Field(default_factory=dict)
     """Layer's tensor to what may be shown for it, see :class:`pipeline.errors.capture.EngineSource`."""
-    scales: dict[str, float] = Field(default_factory=dict)
+    scales: dict[str, Scale] = Field(default_factory=dict)
     """Of the tensors that the engine has as INT8."""
-    outputs: dict[str, float] = Field(default_factory=dict)
+    outputs: dict[str, Distance] = Field(default_factory=dict)
     """Relative L2 of each output of the engine to the one recorded in the artifact, over the samples kept there."""
     unshown: dict[str, str] = Field(default_factory=dict)
     """Tensors that the engine has and did not give, and why; others that are not there were fused."""
+
+    @field_validator("tensors")
+    @classmethod
+    def _once(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f"the tensor {twice!r} is there twice")
+        return names
+
+
+def int8_sha256(artifact: Artifact) -> str:
+    """Which INT8 graph an artifact has: the SHA-256 of its file; where weights are in another one, over both.
+
+    Raises:
+        InputError: a file is gone.
+    """
+    names = sorted(name for name in artifact.manifest.files if name.startswith(INT8_MODEL))
+    digests = [sha256_file(artifact.path(name)) for name in names]
+    return digests[0] if len(digests) == 1 else sha256_json(digests)
+
+
+def sample_digests(feeds: Mapping[str, Array], count: int) -> tuple[str, ...]:
+    """SHA-256 of the inputs of each of the ``count`` rows of a batch."""
+    from pipeline.consistency.shares import sample_digest
+
+    return tuple(sample_digest({name: array[row] for name, array in feeds.items()}) for row in range(count))
 
 
 def positions(size: int, kept: int) -> Array:
@@ -129,7 +162,9 @@ def record_engine(
     ) as capture:
         one_by_one = ({name: array[i : i + 1] for name, array in feeds.items()} for i in range(len(numbers)))
         with atomic_file(path) as stream:
-            return write_recording(stream, capture, one_by_one, numbers, target=target, kept=values or 0)
+            return write_recording(
+                stream, capture, one_by_one, numbers, target=target, int8=int8_sha256(artifact), kept=values or 0
+            )
 
 
 def write_recording(
@@ -139,23 +174,29 @@ def write_recording(
     numbers: Array,
     *,
     target: str,
+    int8: str,
     kept: int = 0,
 ) -> Meta:
     """Run ``batches`` and write each one's tensors at once.
 
     Args:
         numbers: the sample numbers of all batches in order.
+        int8: see :func:`int8_sha256`.
     """
     names: dict[str, int] = {}
     sizes: list[int] = []
+    digests: list[str] = []
+    written: set[str] = set()
     scales: dict[str, float] = {}
     with zipfile.ZipFile(stream, "w") as archive:
         for part, feeds in enumerate(batches):
             count = len(next(iter(feeds.values())))
             sizes.append(count)
+            digests += sample_digests(feeds, count)
             for name, array in capture(feeds).items():
-                number = names.setdefault(name, len(names))
-                _write_array(archive, f"{part}/{number}", _thinned(np.atleast_1d(array), count, kept))
+                entry = f"{part}/{names.setdefault(name, len(names))}"
+                _write_array(archive, entry, _thinned(np.atleast_1d(array), count, kept))
+                written.add(entry)
             scales.update(capture.scales)
         meta = Meta(
             target=target,
@@ -163,6 +204,14 @@ def write_recording(
             recorded=capture.recorded,
             tensors=tuple(names),
             sizes=tuple(sizes),
+            int8_sha256=int8,
+            samples_sha256=tuple(digests),
+            absent=tuple(
+                entry
+                for part in range(len(sizes))
+                for number in range(len(names))
+                if (entry := f"{part}/{number}") not in written
+            ),
             kept=kept,
             ends=capture.ends,
             scales=scales,

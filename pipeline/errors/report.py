@@ -16,6 +16,7 @@ from pipeline.errors.measure import measure
 from pipeline.errors.opening import calibrated_ranges, choose_data, open_models
 from pipeline.errors.qat import compare_with_qat
 from pipeline.errors.recorded import RecordedReading
+from pipeline.errors.recording import int8_sha256
 from pipeline.records import Record
 from pipeline.reports.content import ReportContent
 from pipeline.reports.tables import layer_summaries, operator_rows, worst_first
@@ -104,7 +105,7 @@ def report_artifact(
             opened.layers,
             chosen.read(),
             engine=reading,
-            calibrated=calibrated_ranges(artifact, opened.plan),
+            calibrated=calibrated_ranges(artifact, opened.plan, progress=progress),
             labels=chosen.labels,
             progress=progress,
             total=chosen.total,
@@ -158,7 +159,13 @@ def _engine_reading(
     if recorded is not None and engine is None:
         raise InputError("a way to capture an engine's tensors is named, and no engine", remedy="add --engine")
     if file is not None:
-        return RecordedReading(file)
+        return RecordedReading(
+            file,
+            layers=[layer.tensor for layer in opened.layers],
+            known={*opened.fp32.tensors, *opened.int8.tensors},
+            int8=int8_sha256(opened.artifact),
+            warn=progress.warn,
+        )
     if engine is None:
         return None
     from pipeline.config import Profile

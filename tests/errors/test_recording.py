@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from pipeline.artifact import SAMPLES
+from pipeline.artifact import INT8_MODEL, SAMPLES, Artifact
 from pipeline.core.errors import CheckFailed, InputError
 from pipeline.data.batching import Batch
 from pipeline.engine import capture
 from pipeline.engine.recorded import EngineCheck
 from pipeline.errors.capture import OrtReading
 from pipeline.errors.recorded import RecordedReading
-from pipeline.errors.recording import Meta, main, positions, write_recording
+from pipeline.errors.recording import Meta, int8_sha256, main, positions, write_recording
 from pipeline.errors.report import report_artifact
 from pipeline.errors.table import read_table
-from tests.errors.artifacts import make_artifact
+from tests.errors.artifacts import images, make_artifact
 from tests.errors.networks import batches, network
+from tests.test_calibrate import Recorded
 
 net = network()
 
@@ -143,32 +146,193 @@ def test_tensors_with_any_name(tmp_path):
     numbers = np.array([sample for batch in data for sample in batch.samples])
     named = Named(net.int8, [])
     with (tmp_path / "engine.npz").open("wb") as stream:
-        meta = write_recording(stream, named, feeds, numbers, target="tensorrt")
+        meta = write_recording(stream, named, feeds, numbers, target="tensorrt", int8="5" * 64)
     assert meta.sizes == (2, 2, 2)
     reading = RecordedReading(tmp_path / "engine.npz")
-    across = Batch(0, (11, 12), {})
-    values = reading(across)
     x = np.concatenate([batch["x"] for batch in feeds])
+    values = reading(Batch(0, (11, 12), {"x": x[1:3]}))
     for number, name in enumerate(("samples", "/a/../b:0", "meta", "0/0")):
         np.testing.assert_array_equal(values[name], x[1:3] + number)
 
 
+def rewritten(path: Path, arrays: dict | None = None, *, without: str = "", **fields) -> Path:
+    """The recording with other arrays, without one, or with other fields in its JSON (None: without the field)."""
+    with np.load(path) as found:
+        kept = {name: found[name] for name in found.files if name != without}
+    meta = json.loads(str(kept["meta"])) | fields
+    meta = {name: value for name, value in meta.items() if value is not None}
+    np.savez(path, **{**kept, "meta": np.array(json.dumps(meta)), **(arrays or {})})
+    return path
+
+
+@pytest.fixture
+def recording(artifact, engine, tmp_path):
+    path = tmp_path / "engine.npz"
+    assert main([str(artifact), str(path), "--values", "64"]) == 0
+    return path
+
+
+def refused(artifact, path, message):
+    with pytest.raises(InputError, match=message) as error:
+        report_artifact(artifact, engine_tensors=path, out=path.parent / "out")
+    assert error.value.message.startswith(str(path)), "the file is named"
+    assert error.value.remedy
+
+
+ROW = np.zeros((1, 64), np.float32)
+
+
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("arrays", "message"),
     [
-        ({"meta": np.array("{")}, "its array 'meta' is damaged"),
+        ({"meta": np.array("{")}, "its array 'meta' is damaged: Invalid JSON"),
+        ({"meta": np.zeros(3)}, "its array 'meta' is damaged"),
         ({"samples": np.array([10])}, "its parts have 2 samples, 'samples' has 1"),
+        ({"samples": np.array(["10", "11"])}, r"'samples' has dtype <U2 and shape \(2,\), the first is .*'10'"),
+        ({"samples": np.array([[10], [11]])}, r"'samples' has dtype int64 and shape \(2, 1\), the first is .*10"),
+        ({"samples": np.array([10.0, np.nan])}, "'samples' has dtype float64 .*: expected whole numbers in one row"),
+        ({"samples": np.array([10.5, 11.5])}, "'samples' has dtype float64 .* the first is .*10.5"),
+        ({"samples": np.array([True, False])}, "'samples' has dtype bool"),
+        ({"samples": np.array([], np.int64)}, r"'samples' has dtype int64 and shape \(0,\): expected"),
+        ({"samples": np.array([10, -1])}, "'samples' holds -1, expected sample numbers from 0 on"),
+        ({"samples": np.array([10, 10])}, "'samples' holds 10 2 times, expected each sample once"),
         ({"0/0": np.zeros((0, 4))}, r"tensor 'relu' has shape \(0, 4\), expected 1 rows"),
+        ({"0/0": np.float32(1)}, r"tensor 'relu' has shape \(\), expected 1 rows"),
+        ({"1/0": np.array(["a"])}, "tensor 'relu' has dtype <U1, expected real numbers"),
+        ({"1/0": np.zeros(1, [("a", "f4")])}, r"tensor 'relu' has dtype \[\('a', '<f4'\)\], expected real numbers"),
+        ({"1/0": ROW > 0}, "tensor 'relu' has dtype bool, expected real numbers"),
+        ({"0/0": ROW.astype(np.complex64)}, "tensor 'relu' has dtype complex64, expected real numbers"),
+        ({"0/0": np.array([None])}, "tensor 'relu' has dtype object, expected real numbers"),
+        ({"0/0": np.zeros(1, [("\u0100", "f4")])}, r"tensor 'relu' cannot be read: its header is of version \(3, 0\)"),
+        ({"1/0": ROW[:, :9]}, r"tensor 'relu' has shape \(1, 9\) for a sample of part 1, \(1, 64\) for one of part 0"),
+        ({"1/0": ROW.reshape(1, 8, 8)}, r"tensor 'relu' has shape \(1, 8, 8\) for a sample of part 1, \(1, 64\) for"),
+        ({"1/0": np.zeros((2, 32))}, r"tensor 'relu' has shape \(2, 32\) for a sample of part 1, \(1, 64\) for one of"),
+        ({"1/0": np.zeros((2, 64))}, "tensor 'relu' has 128 values a sample, its array 'meta' says 64 were kept"),
+        ({"2/0": ROW}, "it has an array '2/0' of no part and tensor that its array 'meta' names"),
+        ({"0/9": ROW}, "it has an array '0/9' of no part and tensor that its array 'meta' names"),
     ],
 )
-def test_damaged_recordings(artifact, engine, tmp_path, changes, message):
+@pytest.mark.filterwarnings("ignore:Stored array in format 3.0")
+def test_damaged_arrays(artifact, recording, arrays, message):
+    refused(artifact, rewritten(recording, arrays), f".*{message}")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"sizes": [3, -1]}, r"sizes.1: Input should be greater than 0, got -1"),
+        ({"sizes": [2, 0]}, r"sizes.1: Input should be greater than 0, got 0"),
+        ({"sizes": [0.5, 1.5]}, r"sizes.0: Input should be a valid integer"),
+        ({"sizes": [2]}, "it has an array '1/0' of no part and tensor"),
+        ({"scales": {"relu": 0.0}}, "scales.relu: Input should be greater than 0, got 0.0"),
+        ({"scales": {"relu": -0.1}}, "scales.relu: Input should be greater than 0, got -0.1"),
+        ({"scales": {"relu": float("nan")}}, "scales.relu: Input should be .*, got nan"),
+        ({"scales": {"relu": float("inf")}}, "scales.relu: Input should be a finite number, got inf"),
+        ({"outputs": {"logits": float("nan")}}, "outputs.logits: Input should be .*, got nan"),
+        ({"kept": -1}, "kept: Input should be greater than or equal to 0, got -1"),
+        ({"kept": 32}, "tensor 'relu' has 64 values a sample, its array 'meta' says 32 were kept"),
+        ({"tensors": ["relu", "relu", "logits"]}, "tensors: the tensor 'relu' is there twice"),
+        ({"tensors": ["relu", "other", "logits"]}, "it has a tensor 'other', and neither the FP32 nor the INT8 graph"),
+        ({"tensors": ["relu", "sum"]}, "it has an array '0/2' of no part and tensor"),
+        ({"tensors": ["relu", "sum", "logits", "last"]}, "part 0 of tensor 'last' is missing"),
+        ({"ends": {"stem": "nothing"}}, "it has a tensor 'nothing', and neither the FP32 nor the INT8 graph has one"),
+        ({"absent": ["0/0"]}, "it has an array '0/0' of no part and tensor"),
+        ({"more": 1}, "more: Extra inputs are not permitted"),
+        ({"int8_sha256": "f" * 64}, r"of another INT8 graph \(ffffffffffff\) than the artifact's \([0-9a-f]{12}\)"),
+        ({"int8_sha256": None}, "it does not say of which INT8 graph and samples it is: an earlier version wrote it"),
+        ({"samples_sha256": None}, "it does not say of which INT8 graph and samples it is"),
+        ({"samples_sha256": ["e" * 64]}, "its hashes have 1 samples, 'samples' has 2"),
+        ({"samples_sha256": ["e" * 64] * 2}, r"sample 10 was recorded with other inputs \(eeeeeeeeeeee\) than it is"),
+    ],
+)
+def test_damaged_descriptions(artifact, recording, fields, message):
+    refused(artifact, rewritten(recording, **fields), f".*{message}")
+
+
+@pytest.mark.parametrize("entry", ["0/0", "1/0", "1/1"])
+def test_a_missing_part_is_not_called_fused(artifact, recording, entry):
+    name = ("relu", "sum")[int(entry[-1])]
+    refused(artifact, rewritten(recording, without=entry), f".*part {entry[0]} of tensor '{name}' is missing")
+
+
+def test_damaged_values(artifact, recording):
+    """The header is whole and the values are not: seen when they are read."""
+    with zipfile.ZipFile(recording) as archive:
+        place = archive.getinfo("1/0.npy")
+    damaged = bytearray(recording.read_bytes())
+    damaged[place.header_offset + 30 + len("1/0.npy") + 300] ^= 0xFF
+    recording.write_bytes(damaged)
+    refused(artifact, recording, ".*tensor 'relu' cannot be read: .*CRC")
+
+
+def test_truncated(artifact, recording):
+    recording.write_bytes(recording.read_bytes()[:-100])
+    with pytest.raises(InputError, match=r"engine\.npz is not a readable \.npz file"):
+        report_artifact(artifact, engine_tensors=recording, out=recording.parent / "out")
+
+
+def test_of_another_artifact_with_the_same_names(recording, tmp_path):
+    """Other weights, and the same weights with other ranges."""
+    for name, other in (("weights", network(seed=1)), ("ranges", network({"relu": 2.0}))):
+        folder = make_artifact(tmp_path / name, other).folder
+        refused(folder, recording, ".*it is of another INT8 graph")
+
+
+def test_with_other_data(artifact, recording, tmp_path):
+    """Its sample 10 is another one than that kept in the artifact."""
+    data = images(tmp_path / "data.npy", seed=5)
+    with pytest.raises(InputError, match="sample 10 was recorded with other inputs") as error:
+        report_artifact(artifact, data=str(data), batch_size=1, engine_tensors=recording, out=tmp_path / "out")
+    assert "leave --data out" in str(error.value.remedy)
+
+
+def test_a_tensor_that_the_engine_shows_in_some_parts(artifact, engine, tmp_path, monkeypatch):
+    """That is no damage: the file says so."""
+    whole = FakeCapture.__call__
+    seen = []
+
+    def without(self, feeds):
+        seen.append(1)
+        return {name: array for name, array in whole(self, feeds).items() if name != "sum" or len(seen) == 2}
+
+    monkeypatch.setattr(FakeCapture, "__call__", without)
     path = tmp_path / "engine.npz"
     assert main([str(artifact), str(path)]) == 0
     with np.load(path) as found:
-        arrays = {name: found[name] for name in found.files}
-    np.savez(path, **{**arrays, **changes})
-    with pytest.raises(InputError, match=message):
-        report_artifact(artifact, engine_tensors=path, out=tmp_path / "out")
+        meta = Meta.model_validate_json(str(found["meta"]))
+    assert meta.absent == (f"0/{meta.tensors.index('sum')}",)
+    with np.load(artifact / SAMPLES) as kept:
+        x, (first, second) = kept["inputs/x"], kept["samples"].tolist()
+    reading = RecordedReading(path, layers=("relu", "sum"))
+    assert set(reading(Batch(0, (first,), {"x": x[:1]}))) == {"relu"}
+    assert set(reading(Batch(1, (second,), {"x": x[1:]}))) == {"relu", "sum"}
+
+
+def test_a_plain_file_cannot_be_checked(artifact, tmp_path):
+    """Which is said; a name that no graph has, and what the file lacks, are not called fused."""
+    with np.load(artifact / SAMPLES) as kept:
+        numbers, feeds = kept["samples"], {"x": kept["inputs/x"]}
+    values = OrtReading(net.int8, ["sum", "logits"], label="", optimise=False).run(feeds)
+    progress = Recorded()
+    np.savez(tmp_path / "plain.npz", samples=numbers, **values)
+    report_artifact(artifact, engine_tensors=tmp_path / "plain.npz", out=tmp_path / "out", progress=progress)
+    assert any("does not say of which INT8 graph and samples it is" in text for text in progress.warnings)
+    table = read_table(tmp_path / "out" / "errors.parquet")
+    assert set(table[table.layer == "stem"].engine) == {"not compared: it is not in plain.npz"}
+    assert set(table[table.layer == "sum"].engine) == {"shown"}
+    np.savez(tmp_path / "plain.npz", samples=numbers, other=values["sum"])
+    refused(artifact, tmp_path / "plain.npz", ".*it has a tensor 'other', and neither the FP32 nor the INT8 graph has")
+
+
+def test_int8_graph_with_weights_beside_it(artifact):
+    opened = Artifact.open(artifact)
+    one = int8_sha256(opened)
+    assert one == opened.manifest.files[INT8_MODEL].sha256
+    beside = f"{INT8_MODEL}.data"
+    (artifact / beside).write_bytes(b"weights")
+    two = int8_sha256(opened.updated(files=(beside,)))
+    (artifact / beside).write_bytes(b"others")
+    assert len({one, two, int8_sha256(opened.updated(files=(beside,)))}) == 3
 
 
 def test_a_recording_of_an_engine_that_nobody_checked(artifact, engine, tmp_path):
