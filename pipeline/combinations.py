@@ -1,8 +1,8 @@
 """Options that do nothing together with others: one table of what each needs, asked before any work starts.
 
 An option that was typed and has no effect is a mistake that its user cannot see, so it is refused. One that comes from
-a file, which may serve several machines, is a warning (:func:`idle_options` finds it). What an option needs of the model
-is known only once the model is read, and is a warning too.
+a file, which may serve several machines, is a warning (:func:`idle_options` finds it). What an option needs of a model
+is known only once it is read, and is a warning too.
 """
 
 from __future__ import annotations
