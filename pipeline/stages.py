@@ -97,7 +97,7 @@ class Build:
 
     def run(self) -> Artifact:
         import calibrators
-        from pipeline.data import load_labels
+        from pipeline.data import check_class_scores, load_labels
 
         calibrator = calibrators.get(self.config.calibrator.name, self.config.calibrator.params)
         targets = self.targets()
@@ -111,6 +111,8 @@ class Build:
             exported = self.export()
             package.check_owner(self.out, exported.result.source_sha256, force=self.force)
             check_profiles(self.config.profiles, exported.result.inputs)
+            if self.config.labels is not None:
+                check_class_scores(exported.result.outputs)
             source, split = self.data(exported.result)
             labels = load_labels(self.config.labels, source) if self.config.labels else None
             prepared = self.prepare(exported, source, split)

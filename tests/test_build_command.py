@@ -278,6 +278,26 @@ def test_labels_that_do_not_fit_are_refused_before_anything_long(inputs: Path, t
     ]
 
 
+def test_labels_for_a_model_without_classes_are_refused_after_the_export(inputs: Path, tmp_path: Path) -> None:
+    import onnx
+
+    model = onnx.load(inputs / "net.onnx")
+    pooled = next(node for node in model.graph.node if node.op_type == "Relu").output[0]
+    del model.graph.output[:]
+    model.graph.output.append(onnx.helper.make_tensor_value_info(pooled, onnx.TensorProto.FLOAT, ["N", 16, 16, 16]))
+    onnx.save(model, tmp_path / "maps.onnx")
+    (tmp_path / "labels.csv").write_text("index,class_index\n" + "".join(f"{i},1\n" for i in range(24)))
+    args = build_args(inputs, tmp_path / "net", "--labels", tmp_path / "labels.csv")
+    args[1] = tmp_path / "maps.onnx"
+    done = quantize(*args)
+    assert done.returncode == 2, done.stderr
+    assert "labels are given, but no output has one row of class scores per sample" in done.stderr
+    assert "leave --labels out for this model" in done.stderr
+    assert [path.name.partition("-")[0] for path in (tmp_path / "net" / ".work").iterdir() if path.is_dir()] == [
+        "export"
+    ]
+
+
 def test_a_dynamic_input_without_profile_is_refused(inputs: Path, tmp_path: Path) -> None:
     args = build_args(inputs, tmp_path / "net")
     at = args.index("--profile")

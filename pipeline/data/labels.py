@@ -12,11 +12,50 @@ import numpy as np
 from pipeline.core.errors import InputError
 
 if TYPE_CHECKING:
-    from pipeline.data.source import DataSource
+    from collections.abc import Sequence
 
-__all__ = ["load_labels"]
+    from pipeline.data.source import DataSource
+    from pipeline.records import TensorSpec
+
+__all__ = ["check_class_scores", "load_labels"]
 
 _COLUMN = "class_index"
+
+
+def check_class_scores(outputs: Sequence[TensorSpec]) -> None:
+    """Refuse labels for a model whose output shapes say that none holds one row of class scores per sample.
+
+    Scores are floating point of shape (batch, classes), (batch, 1, classes) or (batch, classes, 1, 1), with at least
+    two classes; a dimension or rank that is not known may turn out to be so.
+
+    Raises:
+        InputError: no output can hold class scores.
+    """
+    if any(_may_be_scores(spec) for spec in outputs):
+        return
+    shapes = ", ".join(f"{spec.name!r} ({', '.join(map(str, spec.shape or ()))}) {spec.dtype}" for spec in outputs)
+    raise InputError(
+        f"labels are given, but no output has one row of class scores per sample: {shapes}",
+        remedy="leave --labels out for this model",
+    )
+
+
+def _may_be_scores(spec: TensorSpec) -> bool:
+    if spec.shape is None:
+        return True
+    if not spec.dtype.startswith(("float", "bfloat")) or len(spec.shape) < 2:
+        return False
+    _, *dims = spec.shape
+    if len(dims) == 2 and not _is_one(dims[0]):
+        return False
+    if len(dims) > 2 and not all(map(_is_one, dims[1:])):
+        return False
+    classes = dims[1] if len(dims) == 2 else dims[0]
+    return not isinstance(classes, int) or classes > 1
+
+
+def _is_one(dim: int | str) -> bool:
+    return not isinstance(dim, int) or dim == 1
 
 
 def load_labels(path: Path, source: DataSource) -> dict[int, int]:

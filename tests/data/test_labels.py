@@ -6,7 +6,7 @@ from PIL import Image
 
 from pipeline.config import Preprocess
 from pipeline.core.errors import InputError
-from pipeline.data import load_labels, open_source
+from pipeline.data import check_class_scores, load_labels, open_source
 from pipeline.records import TensorSpec
 from tests.data.specs import IMAGE, ROW
 from tests.paths import IMAGENET500
@@ -100,3 +100,37 @@ def test_imagenet500() -> None:
     assert len(labels) == 500
     assert source.names is not None
     assert all(labels[number] == int(name.removesuffix(".jpg")) for number, name in enumerate(source.names))
+
+
+def _output(*shape: int | str, dtype: str = "float32") -> TensorSpec:
+    return TensorSpec(name="y", dtype=dtype, shape=shape)
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        _output("N", 10), _output(4, 10), _output("N", "classes"), _output("N", 1, 10), _output("N", "steps", 10),
+        _output("N", 10, 1, 1), _output("N", 10, "h", "w"), _output("N", 10, dtype="float16"),
+        TensorSpec(name="y", dtype="float32", shape=None),
+    ],
+)  # fmt: skip
+def test_outputs_that_are_or_may_be_class_scores(output) -> None:
+    check_class_scores([_output("N", 4, 8, 8), output])
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        _output("N", 1, 8, 8), _output("N", 4, 8, "w"), _output("N", 7, 10), _output("N"), _output(), _output("N", 1),
+        _output("N", 10, dtype="int64"), _output("N", 1, 1, 1),
+    ],
+)  # fmt: skip
+def test_outputs_that_hold_no_class_scores(output) -> None:
+    with pytest.raises(InputError, match="labels are given, but no output has one row of class scores") as caught:
+        check_class_scores([output])
+    assert "leave --labels out" in str(caught.value.remedy)
+
+
+def test_outputs_without_class_scores_are_named_with_their_shapes() -> None:
+    with pytest.raises(InputError, match=r"per sample: 'y' \(N, 1, h, w\) float32, 'y' \(N\) int64"):
+        check_class_scores([_output("N", 1, "h", "w"), _output("N", dtype="int64")])
