@@ -98,6 +98,7 @@ class Build:
     def run(self) -> Artifact:
         import calibrators
         from pipeline.data import check_class_scores, load_labels
+        from pipeline.verify import doubts as far_from_float
 
         calibrator = calibrators.get(self.config.calibrator.name, self.config.calibrator.params)
         targets = self.targets()
@@ -149,10 +150,12 @@ class Build:
                 aside = search.parts.unseen or aside
             built = {target: self.compile(quantized, target) for target in targets}
             verified = self.verify(model, quantized, plan, source, aside, labels, held_aside=split.held_aside)
+            found = [*far_from_float(verified.result)]
             if mixed is None:
-                for text in self.advice(prepared.result, plan, verified.result):
-                    self.progress.warn(text)
-                    said += (text,)
+                found += self.advice(prepared.result, plan, verified.result)
+            for text in found:
+                self.progress.warn(text)
+                said += (text,)
             record = manifest(
                 self.config, exported, prepared, calibrated, quantized, built, verified, source, split, calibrator, said
             )

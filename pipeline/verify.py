@@ -16,6 +16,7 @@ from pipeline.core.errors import InputError
 from pipeline.core.files import atomic_file, write_text
 from pipeline.core.progress import SILENT, Progress
 from pipeline.errors.capture import OrtReading, float_and_int8
+from pipeline.errors.doubtful import ALMOST_ZERO, FAR, judge, known_range
 from pipeline.errors.graphs import Graph, float_graph
 from pipeline.errors.layers import layers_of_plan
 from pipeline.errors.outputs import OutputErrors, TopOne
@@ -24,13 +25,13 @@ from pipeline.records import Record, StageResult
 from pipeline.reports.heatmap import error_heatmap
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
     from pipeline.data.batching import Batch
     from pipeline.placement.plan import PlacementPlan
 
-__all__ = ["ERRORS_CSV", "ERRORS_PNG", "SAMPLES_NPZ", "LayerFigures", "OutputFigures", "VerifyResult", "run"]
+__all__ = ["ERRORS_CSV", "ERRORS_PNG", "SAMPLES_NPZ", "LayerFigures", "OutputFigures", "VerifyResult", "doubts", "run"]
 
 ERRORS_CSV = "errors.csv"
 ERRORS_PNG = "errors.png"
@@ -55,11 +56,21 @@ class OutputFigures(Record):
 
     name: str
     relative_l2_mean: float | None = None
+    """Over the samples in which FP32 is not almost zero; None where it is in all of them."""
     relative_l2_max: float | None = None
     cosine_mean: float | None = None
     cosine_min: float | None = None
     agreement: float | None = None
     """Share of samples (of steps, for a sequence of classes) whose arg-max along the last axis is the same."""
+    max_abs: float | None = None
+    """Largest absolute error over all samples."""
+    max_abs_sample: int | None = None
+    value_range: float | None = None
+    """Largest absolute FP32 value over all samples, at least 1 for a sigmoid."""
+    almost_zero: int = 0
+    """Samples whose FP32 values all lie within a thousandth of the range from zero."""
+    far: int = 0
+    """Samples that are mostly error: relative L2 above 0.5, and an error above a twentieth of the range."""
     note: str = ""
 
 
@@ -153,11 +164,64 @@ def run(
         samples=len(errors.samples),
         held_aside=held_aside,
         layers=len(layers),
-        outputs=tuple(OutputFigures(name=name, **output.figures()) for name, output in outputs.items()),
+        outputs=tuple(_figures(output, known_range(graph, name)) for name, output in outputs.items()),
         top1_fp32=top_one.reference if top_one else None,
         top1_int8=top_one.other if top_one else None,
         worst=tuple(sorted(figures, key=lambda layer: -layer.relative_l2_mean)[:_WORST_LAYERS]),
     ).at(folder)
+
+
+def doubts(result: VerifyResult) -> Iterator[str]:
+    """A sentence for each output that is far from FP32, and for each whose FP32 values are almost zero."""
+    for output in result.outputs:
+        if output.max_abs is None:
+            continue
+        if output.almost_zero:
+            yield f"output {output.name!r}: {_almost_zero(output, result.samples)}"
+        mean = output.relative_l2_mean
+        said = []
+        if mean is not None and mean > FAR:
+            said.append(f"relative L2 {mean:.3g} in the mean, where 1 is as far as an output of zeros")
+        if output.far:
+            said.append(f"{output.far} of {result.samples} samples are mostly error")
+        if said:
+            yield (
+                f"output {output.name!r} is far from FP32: {'; '.join(said)}; largest error {output.max_abs:.3g} "
+                f"(sample {output.max_abs_sample}) of a range of {output.value_range:.3g}. Try another --calibrator or "
+                "--min-sqnr 20dB; `quantize errors DIR` shows the layers that cause it"
+            )
+
+
+def _figures(errors: OutputErrors, at_least: float) -> OutputFigures:
+    figures = OutputFigures(name=errors.name, **errors.figures())
+    if not errors.comparable:
+        return figures
+    judged = judge(errors, at_least)
+    relative = errors.relative_l2[~judged.almost_zero]
+    figures = figures.model_copy(
+        update={
+            "relative_l2_mean": float(relative.mean()) if relative.size else None,
+            "relative_l2_max": float(relative.max()) if relative.size else None,
+            "max_abs": judged.max_abs,
+            "max_abs_sample": judged.max_abs_sample,
+            "value_range": judged.value_range,
+            "almost_zero": int(judged.almost_zero.sum()),
+            "far": judged.far,
+        }
+    )
+    if relative.size:
+        return figures
+    return figures.model_copy(update={"note": _almost_zero(figures, len(errors.samples))})
+
+
+def _almost_zero(output: OutputFigures, samples: int) -> str:
+    """Why relative figures are missing, and what is there instead."""
+    which = "all" if output.almost_zero == samples else str(output.almost_zero)
+    return (
+        f"FP32 is almost zero in {which} of {samples} samples (below {ALMOST_ZERO:g} of a range of "
+        f"{output.value_range:.3g}), so their relative error says nothing and is left out; the largest absolute error "
+        f"is {output.max_abs:.3g} (sample {output.max_abs_sample})"
+    )
 
 
 def _write_csv(

@@ -298,6 +298,28 @@ def test_labels_for_a_model_without_classes_are_refused_after_the_export(inputs:
     ]
 
 
+def test_an_output_of_almost_zeros_is_said_and_recorded(inputs: Path, tmp_path: Path) -> None:
+    import onnx
+
+    model = onnx.load(inputs / "net.onnx")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(30), "thirty"))
+    model.graph.node.append(onnx.helper.make_node("Sub", ["y", "thirty"], ["low"], "shift"))
+    model.graph.node.append(onnx.helper.make_node("Sigmoid", ["low"], ["p"], "sigmoid"))
+    model.graph.output[0].name = "p"
+    onnx.save(model, tmp_path / "p.onnx")
+    args = build_args(inputs, tmp_path / "net")
+    args[1] = tmp_path / "p.onnx"
+    done = quantize(*args)
+    assert done.returncode == 0, done.stderr
+    said = "output 'p': FP32 is almost zero in all of 8 samples"
+    assert said in " ".join(done.stderr.split())
+    manifest = json.loads((tmp_path / "net" / "manifest.json").read_text())
+    assert any(text.startswith(said) for text in manifest["warnings"])
+    (output,) = manifest["verification"]["outputs"]
+    assert output["relative_l2_mean"] is None
+    assert output["max_abs"] < 1e-6
+
+
 def test_a_dynamic_input_without_profile_is_refused(inputs: Path, tmp_path: Path) -> None:
     args = build_args(inputs, tmp_path / "net")
     at = args.index("--profile")

@@ -161,6 +161,86 @@ def test_heatmap_has_room_for_every_layer(tmp_path, layers, samples):
     assert height < 5000
 
 
+# -- outputs that are far from FP32, or almost zero --------------------------------------------------------------------
+
+
+def _one_output(tmp_path, operators, fp32_bias, int8_bias):
+    """Two graphs x + bias, then ``operators``; a bias per graph stands for what quantisation does."""
+    spec = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 4])
+    paths = []
+    for name, bias in (("fp32", fp32_bias), ("int8", int8_bias)):
+        names = [*(f"t{i}" for i in range(len(operators))), "y"]
+        nodes = [helper.make_node("Add", ["x", "bias"], [names[0]], "add")]
+        nodes += [
+            helper.make_node(op, [names[i]], [names[i + 1]], f"n{i}", **({"perm": [0, 1]} if op == "Transpose" else {}))
+            for i, op in enumerate(operators)
+        ]
+        out = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 4])
+        bias = numpy_helper.from_array(np.float32(bias), "bias")
+        model = helper.make_model(
+            helper.make_graph(nodes, "g", [spec], [out], [bias]), opset_imports=[helper.make_opsetid("", 17)]
+        )
+        model.ir_version = 8
+        onnx.save(model, tmp_path / f"{name}.onnx")
+        paths.append(tmp_path / f"{name}.onnx")
+    return paths
+
+
+def _rows_of(*values):
+    x = np.repeat(np.float32(values)[:, None], 4, axis=1)
+    return [Batch(0, tuple(range(20, 20 + len(values))), {"x": x})]
+
+
+def test_relative_error_of_a_sigmoid_near_zero_is_left_out(tmp_path):
+    paths = _one_output(tmp_path, ["Sigmoid", "Transpose"], 0.0, 8.0)
+    result = _run(paths, tmp_path, data=_rows_of(-16.0, -14.0, -10.0), plan=PlacementPlan())
+    (output,) = result.outputs
+    assert output.relative_l2_mean is None
+    assert output.relative_l2_max is None
+    assert (output.almost_zero, output.value_range, output.max_abs_sample, output.far) == (3, 1.0, 22, 1)
+    assert output.max_abs == pytest.approx(1 / (1 + np.exp(2.0)) - 1 / (1 + np.exp(10.0)), rel=1e-4)
+    assert output.note.startswith("FP32 is almost zero in all of 3 samples (below 0.001 of a range of 1)")
+    almost, far = verify.doubts(result)
+    assert almost == f"output 'y': {output.note}"
+    assert far.startswith(
+        "output 'y' is far from FP32: 1 of 3 samples are mostly error; largest error 0.119 (sample 22) of a range of 1."
+    )
+    for remedy in ("--calibrator", "--min-sqnr", "quantize errors"):
+        assert remedy in far
+    assert result == verify.VerifyResult.model_validate_json(result.model_dump_json()).at(result.folder)
+
+
+def test_samples_near_zero_do_not_spoil_the_mean_of_the_others(tmp_path):
+    paths = _one_output(tmp_path, ["Identity"], 0.0, 0.001)
+    result = _run(paths, tmp_path, data=_rows_of(1e-9, 2.0, -4.0), plan=PlacementPlan())
+    (output,) = result.outputs
+    assert (output.almost_zero, output.value_range, output.far, output.note) == (1, 4.0, 0, "")
+    assert output.relative_l2_mean == pytest.approx((0.001 / 2 + 0.001 / 4) / 2, rel=1e-3)
+    assert output.relative_l2_max == pytest.approx(0.001 / 2, rel=1e-3)
+    assert output.max_abs == pytest.approx(0.001, rel=1e-3)
+    assert [text.partition(" (")[0] for text in verify.doubts(result)] == [
+        "output 'y': FP32 is almost zero in 1 of 3 samples"
+    ]
+
+
+def test_an_output_far_from_fp32_is_said_with_what_may_help(tmp_path):
+    paths = _one_output(tmp_path, ["Identity"], 0.0, 3.0)
+    result = _run(paths, tmp_path, data=_rows_of(1.0, 2.0), plan=PlacementPlan())
+    (text,) = verify.doubts(result)
+    assert text.startswith(
+        "output 'y' is far from FP32: relative L2 2.25 in the mean, where 1 is as far as an output of zeros; "
+        "2 of 2 samples are mostly error; largest error 3 (sample 20) of a range of 2."
+    )
+
+
+def test_an_output_near_fp32_and_one_of_zeros_are_no_doubt(models, tmp_path):
+    assert list(verify.doubts(_run(models, tmp_path, into="near"))) == []
+    paths = _one_output(tmp_path, ["Relu"], 0.0, -1.0)
+    result = _run(paths, tmp_path, data=_rows_of(-1.0, -2.0), plan=PlacementPlan(), into="zeros")
+    assert (result.outputs[0].value_range, result.outputs[0].almost_zero, result.outputs[0].max_abs) == (0.0, 0, 0.0)
+    assert list(verify.doubts(result)) == []
+
+
 # -- bad input ---------------------------------------------------------------------------------------------------------
 
 

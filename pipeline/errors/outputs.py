@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from pipeline.core.errors import InputError
+from pipeline.errors.metrics import rows_per_sample
 from pipeline.errors.streaming import compared
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["OutputErrors", "TopOne", "class_scores"]
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+Floats: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 
 
 def class_scores(values: Array, samples: int) -> Array | None:
@@ -41,6 +43,9 @@ class OutputErrors:
         self._relative: list[float] = []
         self._cosine: list[float] = []
         self._agree: list[float] = []
+        self.samples: list[int] = []
+        self._max_abs: list[float] = []
+        self._peaks: list[float] = []
         self._different_shape: tuple[int, tuple[int, ...], tuple[int, ...]] | None = None
 
     def add(self, samples: Sequence[int], reference: Array, other: Array) -> None:
@@ -51,12 +56,37 @@ class OutputErrors:
         sums = compared(self.name, reference, other, samples)
         self._relative.extend(sums.relative_l2.tolist())
         self._cosine.extend(sums.cosine.tolist())
+        self.samples.extend(samples)
+        self._max_abs.extend(sums.max_abs.tolist())
+        rows = rows_per_sample(reference, len(samples))
+        rows = np.asarray(reference, np.float32).reshape(1, -1) if rows is None else rows
+        self._peaks.extend(np.broadcast_to(np.abs(rows).max(axis=1, initial=0.0), len(samples)).tolist())
         if reference.dtype.kind in "iub":
             self._agree.extend([float((reference == other).mean())] * len(samples))
             return
         scores, other_scores = class_scores(reference, len(samples)), class_scores(other, len(samples))
         if scores is not None and other_scores is not None:
             self._agree.extend((scores.argmax(axis=2) == other_scores.argmax(axis=2)).mean(axis=1).tolist())
+
+    @property
+    def comparable(self) -> bool:
+        """False where a shape that depends on the data forbids a comparison."""
+        return self._different_shape is None
+
+    @property
+    def relative_l2(self) -> Floats:
+        """Per sample of :attr:`samples`, float64."""
+        return np.asarray(self._relative, np.float64)
+
+    @property
+    def max_abs(self) -> Floats:
+        """Largest absolute error per sample of :attr:`samples`, float64."""
+        return np.asarray(self._max_abs, np.float64)
+
+    @property
+    def peaks(self) -> Floats:
+        """Largest absolute FP32 value per sample of :attr:`samples`, float64."""
+        return np.asarray(self._peaks, np.float64)
 
     def figures(self) -> dict[str, Any]:
         """Fields of ``OutputFigures``; only a note where a shape that depends on the data forbids a comparison."""
