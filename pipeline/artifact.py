@@ -195,7 +195,7 @@ class Artifact:
                 if unfinished
                 else "give a folder written by `quantize build`",
             ) from error
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise InputError(
                 f"{path} cannot be read: {error}", remedy="restore it, or build again with --force"
             ) from error

@@ -37,13 +37,14 @@ def load_model(path: Path) -> ir.Model:
     """
     import onnx
     import onnx_ir as ir
+    from google.protobuf import json_format, text_format  # type: ignore[import-untyped]
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
     try:
         proto = onnx.load(path, load_external_data=False)
     except FileNotFoundError as error:
         raise InputError(f"model {path} does not exist") from error
-    except (DecodeError, OSError, ValueError) as error:
+    except (DecodeError, json_format.ParseError, text_format.ParseError, OSError, ValueError) as error:  # by the suffix
         raise _unreadable(path, error) from error
     if not proto.graph.node and not proto.graph.output:
         raise InputError(f"{path} is not a readable ONNX model: it has no graph", remedy="it may be empty or truncated")

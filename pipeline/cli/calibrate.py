@@ -105,7 +105,7 @@ def command(
         out.absolute().parent.mkdir(parents=True, exist_ok=True)
     check_can_write(out)
     result = (
-        _over_ranks(sources[0], out, flags, progress, verbose)
+        _over_ranks(sources[0], out, flags, progress, verbose=verbose, as_json=as_json)
         if launched()
         else _alone(sources[0], out, flags, progress)
     )
@@ -144,7 +144,7 @@ def _alone(model: str, out: Path, flags: Mapping[str, Any], progress: Progress) 
 
 
 def _over_ranks(
-    model: str, out: Path, flags: Mapping[str, Any], progress: Progress, verbose: bool
+    model: str, out: Path, flags: Mapping[str, Any], progress: Progress, *, verbose: bool, as_json: bool
 ) -> CalibrationResult | None:
     """The result in rank 0, None in the others."""
     import tempfile
@@ -156,7 +156,8 @@ def _over_ranks(
 
     if flags["shard"]:
         raise InputError("--shard is for passes that are merged later; torchrun shares the batches out by itself")
-    with rank_session(backend=flags["backend"], limit_s=flags["rank_timeout"], verbose=verbose) as group:
+    limit_s = flags["rank_timeout"]
+    with rank_session(backend=flags["backend"], limit_s=limit_s, verbose=verbose, as_json=as_json) as group:
         from pipeline.consistency.distributed import calibrate_ranks, check_agreement, measure_on
         from pipeline.consistency.group import PREPARING
 

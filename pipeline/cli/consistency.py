@@ -118,7 +118,7 @@ def command(
         _across_batches(_single(sources, "--across-batches"), flags, rtol, out, progress, as_json=as_json)
     elif over_ranks:
         model = _single(sources, "a run over several ranks")
-        report = _across_ranks(model, flags, atol, rtol, progress, verbose=verbose)
+        report = _across_ranks(model, flags, atol, rtol, progress, verbose=verbose, as_json=as_json)
         if report is not None:
             _print_ranks(report, out, save, as_json=as_json)
     else:
@@ -251,14 +251,22 @@ def _across_batches(
 
 
 def _across_ranks(
-    model: str, flags: Mapping[str, Any], atol: float, rtol: float | None, progress: Progress, *, verbose: bool
+    model: str,
+    flags: Mapping[str, Any],
+    atol: float,
+    rtol: float | None,
+    progress: Progress,
+    *,
+    verbose: bool,
+    as_json: bool,
 ) -> RanksReport | None:
     """The report in rank 0, None in the others."""
     from pipeline.cli.ranks import rank_session
     from pipeline.consistency.compare import Tolerance
     from pipeline.core.progress import SILENT
 
-    with rank_session(backend=flags["backend"], limit_s=flags["rank_timeout"], verbose=verbose) as group:
+    limit_s = flags["rank_timeout"]
+    with rank_session(backend=flags["backend"], limit_s=limit_s, verbose=verbose, as_json=as_json) as group:
         from pipeline.consistency.distributed import measure_on
         from pipeline.consistency.group import PREPARING
         from pipeline.consistency.ranks import check_ranks

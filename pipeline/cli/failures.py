@@ -122,6 +122,9 @@ def explained(error: Exception) -> QuantizeError:
             "a file that was read is nested too deeply" if deep else f"a file that was read is not valid: {text}",
             remedy="is one of the given files of another kind, or damaged? -v shows where it was read",
         )
+    if isinstance(error, OSError) and error.errno is not None:
+        where = f" at {error.filename}" if error.filename else ""
+        return ToolError(f"the system reports an error{where}: {error.strerror}", remedy="-v shows what was done")
     if isinstance(error, MemoryError):
         return ToolError(
             f"the memory of this machine is not enough: {text or kind}",

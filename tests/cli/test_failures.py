@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -79,11 +80,20 @@ def test_files_in_the_place_of_folders_and_folders_in_the_place_of_files(tmp_pat
     file.write_bytes(b"m")
     deep = tmp_path / "deep.json"
     deep.write_text("[" * 100_000)
+    other, data, broken = tmp_path / "other.json", tmp_path / "d.npy", tmp_path / "broken"
+    other.write_text("{}")
+    np.save(data, np.zeros((4, 3), np.float32))
+    broken.mkdir()
+    (broken / "manifest.json").write_text("[" * 100_000)
     build = ("build", "m", "--data", "d", "--out", tmp_path / "o")
     for arguments, said in (
         (("build", "-c", tmp_path), f"configuration {tmp_path} cannot be read: Is a directory"),
         (("build", "-c", file / "y.yaml"), "cannot be read: Not a directory"),
         ((*build, "-c", deep), "nested too deeply"),
+        ((*build, "--target", "onnx", "--data", data, "--min-sqnr", "9", "--layer-times", deep, other), "nested too"),
+        (("calibrate", deep, "--data", data, "-o", tmp_path / "c.npz"), f"{deep} is not a readable ONNX model"),
+        (("explain", deep), f"{deep} is not a readable ONNX model"),
+        (("verify", broken), "manifest.json cannot be read: maximum recursion depth"),
         (("coverage", artifact, tmp_path), f"{tmp_path} cannot be read: Is a directory"),
         (("coverage", artifact, file / "q.csv"), "cannot be read: Not a directory"),
         (("inspect", file / "x"), "m.onnx/x"),
@@ -154,7 +164,13 @@ def test_errors_of_the_system_are_wrong_input(number: int, said: str) -> None:
 def test_a_missing_file_that_is_read_is_not_called_unwritable(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError), explain_os_errors(tmp_path / "target"):
         (tmp_path / "elsewhere" / "source").read_bytes()
-    assert os_error(OSError(errno.EIO, "Input/output error", "f")) is None
+    broken = OSError(errno.EIO, "Input/output error", "f")
+    assert os_error(broken) is None
+    found = ending(broken, "--json")
+    assert (found.exit_code, json.loads(found.stdout)["error"]) == (
+        1,
+        "the system reports an error at f: Input/output error",
+    )
 
 
 @pytest.mark.parametrize("error", [KeyError("k"), OSError("no library"), RecursionError("deep"), ValueError("v")])

@@ -98,7 +98,7 @@ class Runs:
             wanted[name] = [[*command(check, shards=shard), "--json"]] * size
         wanted["calibrator"] = [command(check), command(check, calibrator="minmax")]
         wanted["no GPU"] = [command(check, device="cuda")] * 2
-        wanted["missing data"] = [command(check), command(check, data="none")]
+        wanted["missing data"] = [[*command(check, data=data), "--json"] for data in ("x.npy", "none")]
         wanted["callable"] = [[*command(check, data="same.py:samples"), "--json"]] * 2
         wanted["swapped"] = [command(check, data="swapped.py:samples")] * 2
         calibrate = ("pipeline.cli", "calibrate")
@@ -159,6 +159,15 @@ def test_one_reason_ends_all_ranks(runs: Runs, name: str, statuses: list[int], e
 
 
 @pytest.mark.skipif("CUDAExecutionProvider" in onnxruntime.get_available_providers(), reason="there is a GPU")
+def test_the_document_of_a_failure_comes_from_one_rank(runs: Runs) -> None:
+    silent, speaking = runs["missing data"]
+    assert silent["out"] == ""
+    document = json.loads(speaking["out"])
+    assert document["error"].startswith("rank 1: --data ")
+    assert document["exit_code"] == speaking["status"] == 2
+    assert document["remedy"]
+
+
 def test_ranks_without_a_gpu(runs: Runs) -> None:
     assert [rank["status"] for rank in runs["no GPU"]] == [2, 2], runs["no GPU"]
     (said,) = runs.said("no GPU")
