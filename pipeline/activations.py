@@ -186,9 +186,14 @@ class ActivationPass:
             except Exception as error:
                 if _OUT_OF_RANGE in str(error):
                     raise self._bad_index(batch, error) from error
+                shapes = ", ".join(f"{name} {array.shape}" for name, array in batch.feeds.items())
+                size = "if the model does not take this size, give the data one that it takes"
+                if any(array.ndim == 4 for array in feeds.values()):
+                    size += ": for images set resize and crop in --preprocess"
+                which = "" if len(batch.samples) == 1 else "; `--batch-size 1` shows which sample it is"
                 raise ToolError(
-                    f"onnxruntime fails on batch {batch.index} ({_samples(batch)}): {error}",
-                    remedy="`--batch-size 1` shows which sample it is",
+                    f"onnxruntime fails on batch {batch.index} ({_samples(batch)}) with {shapes}: {error}",
+                    remedy=size + which,
                 ) from error
             size = sum(output.nbytes for output in outputs)
             rows = rows or max(1, RUN_BYTES // max(size, 1))

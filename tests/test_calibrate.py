@@ -420,8 +420,40 @@ def test_a_model_that_fails_on_a_batch(tmp_path: Path) -> None:
     path = tmp_path / "reshape.onnx"
     save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
     good, bad = np.ones((2, 4), np.float32), np.ones((2, 3), np.float32)
-    with pytest.raises(ToolError, match=r"onnxruntime fails on batch 1 \(samples 2 to 3\)"):
+    with pytest.raises(
+        ToolError, match=r"onnxruntime fails on batch 1 \(samples 2 to 3\) with x \(2, 3\): .*"
+    ) as caught:
         calibrate.run(path, ("y",), [Batch(0, (0, 1), {"x": good}), Batch(1, (2, 3), {"x": bad})], folder=tmp_path)
+    assert caught.value.remedy == (
+        "if the model does not take this size, give the data one that it takes; "
+        "`--batch-size 1` shows which sample it is"
+    )
+
+
+def test_an_image_of_a_size_that_a_dynamic_model_does_not_take(tmp_path: Path) -> None:
+    """Halved and doubled again, an odd side is one pixel off, as where a detector joins its feature maps."""
+    graph = helper.make_graph(
+        [
+            helper.make_node("MaxPool", ["x"], ["half"], "pool", kernel_shape=[2, 2], strides=[2, 2]),
+            helper.make_node("Resize", ["half", "", "scales"], ["whole"], "resize"),
+            helper.make_node("Add", ["x", "whole"], ["y"], "join"),
+        ],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, "h", "w"])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 3, "h", "w"])],
+        [numpy_helper.from_array(np.array([1, 1, 2, 2], np.float32), "scales")],
+    )
+    path = tmp_path / "join.onnx"
+    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    good, bad = np.ones((1, 3, 8, 8), np.float32), np.ones((1, 3, 8, 9), np.float32)
+    with pytest.raises(
+        ToolError, match=r"onnxruntime fails on batch 1 \(sample 1\) with x \(1, 3, 8, 9\): .*8 by 9"
+    ) as caught:
+        calibrate.run(path, ("y",), [Batch(0, (0,), {"x": good}), Batch(1, (1,), {"x": bad})], folder=tmp_path)
+    assert caught.value.remedy == (
+        "if the model does not take this size, give the data one that it takes: "
+        "for images set resize and crop in --preprocess"
+    )
 
 
 # --- taking and merging

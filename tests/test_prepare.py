@@ -190,10 +190,12 @@ def test_samples_that_the_model_cannot_take(tmp_path) -> None:
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     onnx.save(model, tmp_path / "m.onnx")
-    message = r"cannot be run on the first samples \(ids \(1, 2\) int64\).*look-up"
+    message = r"cannot be run on the first samples \(ids \(1, 3\) int64, ids \(1, 2\) int64\).*look-up"
+    feeds = [{"ids": np.array([[1, 0, 0]])}, {"ids": np.array([[1, 9]])}]
     with pytest.raises(InputError, match=message) as caught:
-        run(tmp_path / "m.onnx", folder=tmp_path / "out", sample_feeds=[{"ids": np.array([[1, 9]])}])
+        run(tmp_path / "m.onnx", folder=tmp_path / "out", sample_feeds=feeds)
     assert "vocabulary" in str(caught.value.remedy)
+    assert "resize and crop in --preprocess" in str(caught.value.remedy)
 
 
 def test_missing_model(tmp_path) -> None:

@@ -84,6 +84,13 @@ class _ArrayFile:
             remedy = f"add the axis of the samples: array[np.newaxis] turns {shape} into one sample"
         elif rank is not None and len(shape) == rank + 2 and shape[1] == 1:
             remedy = f"take the batch axis out of the samples: array[:, 0] turns {shape} into {(shape[0], *shape[2:])}"
+        elif (axes := check.other_layout(shape[1:])) is not None:
+            whole = (0, *(axis + 1 for axis in axes))
+            turned = tuple(shape[axis] for axis in whole)
+            remedy = (
+                f"the channels are {'last' if axes[0] == 2 else 'first'}, and the model takes them "
+                f"{'first' if axes[0] == 2 else 'last'}: array.transpose{whole} turns {shape} into {turned}"
+            )
         check.check_shape(shape[1:], where=where, remedy=remedy)
         if shape[0] == 0:
             raise InputError(f"{where}: the data for {name!r} have no samples (shape {shape})")

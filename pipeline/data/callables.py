@@ -100,8 +100,9 @@ class CallableSource:
             note = check.check_dtype(array.dtype, where=self._code.text)
             if note is not None and note not in self._notes:
                 self._notes.append(note)
-            check.check_shape(
-                array.shape, where=where, remedy="yield batches or samples of the shape that the model takes"
-            )
+            remedy = "yield batches or samples of the shape that the model takes"
+            if (axes := check.other_layout(array.shape)) is not None:
+                remedy = f"move the channels of each sample: sample.transpose{axes}"
+            check.check_shape(array.shape, where=where, remedy=remedy)
             sample[name] = check.convert(array, where=where)
         return sample

@@ -78,15 +78,28 @@ class InputCheck:
             return f"any shape of {self.dtype}"
         return f"({', '.join(map(str, self.shape))}{',' if len(self.shape) == 1 else ''}) {self.dtype}"
 
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Whether the model takes a sample of ``shape``, as far as it says."""
+        return self.shape is None or (
+            len(shape) == len(self.shape)
+            and all(
+                dim > 0 and (not isinstance(expected, int) or dim == expected)
+                for dim, expected in zip(shape, self.shape, strict=True)
+            )
+        )
+
+    def other_layout(self, shape: tuple[int, ...]) -> tuple[int, int, int] | None:
+        """The axes that bring a sample's channels from last to first, or the reverse, where only that fits."""
+        if self.fits(shape) or len(shape) != 3:
+            return None
+        for axes in ((2, 0, 1), (1, 2, 0)):
+            if self.fits(tuple(shape[axis] for axis in axes)):
+                return axes
+        return None
+
     def check_shape(self, shape: tuple[int, ...], *, where: str, remedy: str) -> None:
         """Raises InputError when a sample of ``shape`` does not fit."""
-        if self.shape is None:
-            return
-        fits = len(shape) == len(self.shape) and all(
-            dim > 0 and (not isinstance(expected, int) or dim == expected)
-            for dim, expected in zip(shape, self.shape, strict=True)
-        )
-        if not fits:
+        if not self.fits(shape):
             raise InputError(
                 f"{where}: a sample of {self.name!r} has the shape {shape}, the model expects {self.expected()}",
                 remedy=remedy,

@@ -133,9 +133,14 @@ class ImageFolder:
         channels = 1 if steps.channels == "gray" else 3
         for field, values in (("mean", steps.mean), ("std", steps.std)):
             if len(values) not in (1, channels):
+                remedy = f"give one number, or three in the order of the channels: {field}=A,B,C"
+                if channels == 1:
+                    average = sum(values) / len(values)
+                    remedy = f"give one number for the one channel, such as their average: add {field}={average:.6g}"
                 raise InputError(
                     f"preprocessing has {len(values)} values for {field} {values} "
-                    f"and {channels} channels ({steps.channels})"
+                    f"and {channels} channel{'s' if channels > 1 else ''} ({steps.channels})",
+                    remedy=remedy,
                 )
         if check.shape is not None:
             if check.rank != 3:
@@ -143,20 +148,32 @@ class ImageFolder:
                     f"the input {check.name!r} takes {check.expected()} a sample, which is no image",
                     remedy="give .npy, .npz or file.py:callable as --data",
                 )
-            expected = check.shape[0 if steps.layout == "nchw" else 2]
-            if isinstance(expected, int) and expected != channels:
-                other = "nhwc" if steps.layout == "nchw" else "nchw"
-                raise InputError(
-                    f"preprocessing gives {channels} channels ({steps.channels}, {steps.layout}), "
-                    f"the input {check.name!r} takes {check.expected()} a sample",
-                    remedy=f"change channels (rgb, bgr, gray) or layout ({other}) in --preprocess",
-                )
+            self._check_channels(check.shape, channels)
         if check.dtype.kind != "f" and (set(steps.mean) != {0.0} or set(steps.std) != {1.0} or check.dtype.kind == "b"):
             raise InputError(
                 f"the input {check.name!r} is {check.dtype}, and preprocessing with mean {steps.mean} and "
                 f"std {steps.std} gives fractions",
                 remedy="add mean=0;std=1 to --preprocess to feed the pixels as they are",
             )
+
+    def _check_channels(self, shape: tuple[int | str, ...], channels: int) -> None:
+        steps = self._steps
+        here, there = (shape[0], shape[2]) if steps.layout == "nchw" else (shape[2], shape[0])
+        swapped = here != channels and there == channels
+        if not swapped and (not isinstance(here, int) or here == channels):
+            return
+        if swapped:
+            other, place = ("nhwc", "last") if steps.layout == "nchw" else ("nchw", "first")
+            remedy = f"the model takes the channels {place}: set layout={other} in --preprocess"
+        elif here in (1, 3):
+            remedy = f"set channels={'gray' if here == 1 else 'rgb (or bgr)'} in --preprocess"
+        else:
+            remedy = "images give 3 channels (rgb, bgr) or 1 (gray): give .npy, .npz or file.py:callable as --data"
+        raise InputError(
+            f"preprocessing gives {channels} channel{'s' if channels > 1 else ''} ({steps.channels}, {steps.layout}), "
+            f"the input {self._check.name!r} takes {self._check.expected()} a sample",
+            remedy=remedy,
+        )
 
     @property
     def length(self) -> int:
@@ -218,11 +235,20 @@ class ImageFolder:
         self._check.check_shape(
             values.shape,
             where=str(path),
-            remedy="set resize and crop in --preprocess so that every image gets the model's size",
+            remedy="set resize and crop in --preprocess so that every image gets the model's size" + self._size(),
         )
         if self._check.dtype.kind in "iu":
             return values.astype(self._check.dtype)
         return self._check.convert(values, where=str(path))
+
+
+    def _size(self) -> str:
+        """``, such as 'resize=224x224'``; nothing where the model leaves height or width open."""
+        shape = self._check.shape or ()
+        size = shape[1:] if self._steps.layout == "nchw" else shape[:2]
+        if len(size) != 2 or not all(isinstance(dim, int) for dim in size):
+            return ""
+        return f", such as 'resize={size[0]}x{size[1]}'"
 
 
 def _hidden(path: Path, folder: Path) -> bool:

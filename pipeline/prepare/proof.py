@@ -80,10 +80,12 @@ def _run_on_samples(
     except QuantizeError:
         raise
     except Exception as error:  # onnxruntime refuses feeds with one of several types
-        shapes = ", ".join(f"{name} {array.shape} {array.dtype}" for name, array in sample_feeds[0].items())
+        each = (f"{name} {array.shape} {array.dtype}" for feeds in sample_feeds for name, array in feeds.items())
+        shapes = ", ".join(dict.fromkeys(each))
         raise InputError(
             f"the model cannot be run on the first samples ({shapes}): {error}",
-            remedy="give data with shapes and values that the model takes (ids within its vocabulary, for instance)",
+            remedy="give data with shapes and values that the model takes: ids within its vocabulary, images of a size "
+            "that it takes (resize and crop in --preprocess)",
         ) from error
 
 

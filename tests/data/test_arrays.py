@@ -143,6 +143,19 @@ def test_shapes_that_do_not_fit(tmp_path) -> None:
     with pytest.raises(InputError, match=r"has the shape \(1, 3, 8, 8\)") as caught:
         _npy(tmp_path, np.zeros((5, 1, 3, 8, 8), np.float32), [IMAGE])
     assert "array[:, 0] turns (5, 1, 3, 8, 8) into (5, 3, 8, 8)" in str(caught.value.remedy)
+    with pytest.raises(InputError, match=r"has the shape \(8, 8, 3\), the model expects \(3, 8, 8\)") as caught:
+        _npy(tmp_path, np.zeros((6, 8, 8, 3), np.float32), [IMAGE])
+    assert caught.value.remedy == (
+        "the channels are last, and the model takes them first: array.transpose(0, 3, 1, 2) turns (6, 8, 8, 3) "
+        "into (6, 3, 8, 8)"
+    )
+    last = TensorSpec(name="x", dtype="float32", shape=("batch", "h", "w", 3))
+    with pytest.raises(InputError, match=r"has the shape \(3, 8, 9\), the model expects \(h, w, 3\)") as caught:
+        _npz(tmp_path, [last], x=np.zeros((6, 3, 8, 9), np.float32))
+    assert "array.transpose(0, 2, 3, 1) turns (6, 3, 8, 9) into (6, 8, 9, 3)" in str(caught.value.remedy)
+    with pytest.raises(InputError, match=r"has the shape \(8, 9, 3\)") as caught:
+        _npy(tmp_path, np.zeros((6, 8, 9, 3), np.float32), [IMAGE])
+    assert "transpose" not in str(caught.value.remedy)
     with pytest.raises(InputError, match="the data for 'x' are a single number"):
         _npy(tmp_path, np.float32(3))
 

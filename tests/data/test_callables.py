@@ -6,7 +6,7 @@ import pytest
 from pipeline.core.errors import InputError
 from pipeline.core.files import sha256_file
 from pipeline.data import open_source
-from tests.data.specs import IDS, MASK, ROW, everything
+from tests.data.specs import IDS, IMAGE, MASK, ROW, everything
 
 
 def _source(tmp_path, body: str, inputs=(ROW,), name: str = "rows"):
@@ -48,6 +48,13 @@ def test_tensors(tmp_path) -> None:
     body = "import torch\ndef rows():\n  yield torch.full((1, 3), 1.5, dtype=torch.bfloat16)"
     (sample,) = [sample["x"] for _, sample in _source(tmp_path, body).read(everything)]
     assert (sample.dtype, sample.tolist()) == (np.float32, [1.5, 1.5, 1.5])
+
+
+def test_channels_last_for_a_model_that_takes_them_first(tmp_path) -> None:
+    source = _source(tmp_path, "def rows():\n  yield np.zeros((8, 8, 3), 'f')", [IMAGE])
+    with pytest.raises(InputError, match=r"sample of 'x' has the shape \(8, 8, 3\)") as caught:
+        list(source.read(everything))
+    assert caught.value.remedy == "move the channels of each sample: sample.transpose(2, 0, 1)"
 
 
 @pytest.mark.parametrize(

@@ -146,6 +146,16 @@ def test_size_that_the_model_does_not_take(tmp_path) -> None:
         list(open_source(str(tmp_path), [IMAGE], RAW).read(everything))
 
 
+def test_remedy_for_a_size_that_the_model_does_not_take(tmp_path) -> None:
+    _save(tmp_path / "wide.png", 8, 9)
+    for shape, said in (((3, 8, 8), "the model's size, such as 'resize=8x8'"), ((3, 8, "w"), "the model's size")):
+        spec = TensorSpec(name="x", dtype="float32", shape=("batch", *shape))
+        source = open_source(str(tmp_path), [spec], Preprocess.model_validate("mean=0;std=1;resize=7x7"))
+        with pytest.raises(InputError, match=r"has the shape \(3, 7, 7\)") as caught:
+            list(source.read(everything))
+        assert str(caught.value.remedy).endswith(said)
+
+
 def test_deep_images_are_refused(tmp_path) -> None:
     Image.fromarray(np.zeros((8, 8), np.uint16)).save(tmp_path / "deep.png")
     with pytest.raises(InputError, match=r"deep\.png has more than 8 bits a channel \(mode I;16\)"):
@@ -162,7 +172,35 @@ def test_wrong_channels_and_layout(tmp_path) -> None:
     last = TensorSpec(name="x", dtype="float32", shape=("batch", 8, 8, 3))
     with pytest.raises(InputError, match="takes") as caught:
         open_source(str(tmp_path), [last], RAW)
-    assert "layout (nhwc)" in str(caught.value.remedy)
+    assert caught.value.remedy == "the model takes the channels last: set layout=nhwc in --preprocess"
+
+
+@pytest.mark.parametrize(
+    ("shape", "steps", "remedy"),
+    [
+        ((3, "h", "w"), "imagenet;layout=nhwc", "the model takes the channels first: set layout=nchw in --preprocess"),
+        ((3, 224, 224), "imagenet;layout=nhwc", "the model takes the channels first: set layout=nchw in --preprocess"),
+        (("h", "w", 3), "imagenet", "the model takes the channels last: set layout=nhwc in --preprocess"),
+        ((1, "h", "w"), "none", "set channels=gray in --preprocess"),
+        ((3, 8, 8), "none;channels=gray", "set channels=rgb (or bgr) in --preprocess"),
+        ((4, 8, 8), "none", "images give 3 channels (rgb, bgr) or 1 (gray): give .npy, .npz or file.py:callable"),
+    ],
+)
+def test_remedy_for_wrong_channels_and_layout(tmp_path, shape, steps: str, remedy: str) -> None:
+    _save(tmp_path / "a.png")
+    spec = TensorSpec(name="x", dtype="float32", shape=("batch", *shape))
+    with pytest.raises(InputError, match=r"preprocessing gives \d channels? ") as caught:
+        open_source(str(tmp_path), [spec], Preprocess.model_validate(steps))
+    assert str(caught.value.remedy).startswith(remedy)
+
+
+@pytest.mark.parametrize(
+    ("shape", "steps"), [(("c", "h", "w"), "none"), ((3, 3, 3), "none"), ((3, 3, 3), "layout=nhwc")]
+)
+def test_channels_that_may_be_right(tmp_path, shape, steps: str) -> None:
+    _save(tmp_path / "a.png", 3, 3)
+    spec = TensorSpec(name="x", dtype="float32", shape=("batch", *shape))
+    assert len(list(open_source(str(tmp_path), [spec], Preprocess.model_validate(steps)).read(everything))) == 1
 
 
 def test_input_that_is_no_image(tmp_path) -> None:
@@ -173,8 +211,20 @@ def test_input_that_is_no_image(tmp_path) -> None:
 
 def test_number_of_means(tmp_path) -> None:
     _save(tmp_path / "a.png")
-    with pytest.raises(InputError, match=r"2 values for mean \(1\.0, 2\.0\) and 3 channels"):
+    with pytest.raises(InputError, match=r"2 values for mean \(1\.0, 2\.0\) and 3 channels") as caught:
         open_source(str(tmp_path), [IMAGE], Preprocess(mean=(1.0, 2.0)))
+    assert caught.value.remedy == "give one number, or three in the order of the channels: mean=A,B,C"
+
+
+def test_means_of_three_colours_for_gray(tmp_path) -> None:
+    _save(tmp_path / "a.png")
+    gray = TensorSpec(name="x", dtype="float32", shape=("batch", 1, 8, 8))
+    with pytest.raises(InputError, match=r"3 values for mean \(123.*\) and 1 channel \(gray\)") as caught:
+        open_source(str(tmp_path), [gray], Preprocess.model_validate("imagenet;channels=gray"))
+    assert str(caught.value.remedy).endswith("such as their average: add mean=114.495")
+    with pytest.raises(InputError, match=r"3 values for std \(58.*\) and 1 channel \(gray\)") as caught:
+        open_source(str(tmp_path), [gray], Preprocess.model_validate("imagenet;channels=gray;mean=114.495"))
+    assert str(caught.value.remedy).endswith("add std=57.63")
 
 
 def test_key_changes_with_data_and_preprocessing(tmp_path) -> None:
