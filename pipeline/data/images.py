@@ -27,6 +27,9 @@ _MODES = {"rgb": "RGB", "bgr": "RGB", "gray": "L"}
 _DEEP_MODES = ("I", "F")
 """First letter of Pillow's modes with more than 8 bits a channel; converting them to RGB clips at 255."""
 
+_NAMED = 3
+"""Files that a note names at most."""
+
 
 def _resize(image: Image.Image, size: tuple[int, ...], interpolation: str) -> Image.Image:
     from PIL import Image
@@ -124,7 +127,7 @@ class ImageFolder:
                 else "give another folder with --data",
             )
         self._files = images
-        self._ignored = len(files) - len(images)
+        self._ignored = sorted(path.relative_to(folder).as_posix() for path in set(files) - set(images))
         self._check = InputCheck(inputs[0])
         self._check_declared()
 
@@ -187,8 +190,9 @@ class ImageFolder:
     def notes(self) -> list[str]:
         if not self._ignored:
             return []
-        count = "1 file is no image" if self._ignored == 1 else f"{self._ignored} files are no images"
-        return [f"{self._folder}: {count}, left out"]
+        count = "1 file is no image" if len(self._ignored) == 1 else f"{len(self._ignored)} files are no images"
+        named = ", ".join(self._ignored[:_NAMED]) + (", ..." if len(self._ignored) > _NAMED else "")
+        return [f"{self._folder}: {count}, left out: {named}"]
 
     @property
     def dependencies(self) -> tuple[Dependency, ...]:

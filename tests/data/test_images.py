@@ -36,9 +36,18 @@ def test_folder_is_read_recursively_in_a_fixed_order(tmp_path) -> None:
     assert source.names == ["a/x.bmp", "b/10.png", "b/2.png", "c.webp"]
     assert source.length == source.count(None) == 4
     assert source.count(3) == 3
-    assert source.notes == [f"{tmp_path}: 1 file is no image, left out"]
+    assert source.notes == [f"{tmp_path}: 1 file is no image, left out: notes.txt"]
     assert source.describe() == f"4 images in {tmp_path}"
     assert [number for number, _ in source.read(lambda n: n in (1, 3))] == [1, 3]
+
+
+def test_the_first_files_that_are_no_images_are_named(tmp_path) -> None:
+    _save(tmp_path / "a.png")
+    for name in ("d.csv", "b/x.txt", "c.json", "e.npy"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+    (note,) = open_source(str(tmp_path), [IMAGE], RAW).notes
+    assert note == f"{tmp_path}: 4 files are no images, left out: b/x.txt, c.json, d.csv, ..."
 
 
 def test_values_layout_and_channel_order(tmp_path) -> None:
