@@ -51,6 +51,8 @@ class CalibrationResult(StageResult):
     shapes: tuple[tuple[tuple[tuple[str, tuple[int, ...]], ...], int], ...] = ()
     """Shapes of a sample's inputs, by name and without the batch axis, with the number of such samples; empty where
     statistics were taken."""
+    data: tuple[str, ...] = ()
+    """Keys of the data sources that the samples are of."""
 
     @property
     def statistics_path(self) -> Path:
@@ -191,13 +193,14 @@ def take(
             remedy="it was made for another model or placement: run `quantize calibrate` on this one",
         )
     state = _State.of_file(source, {name: statistics[name] for name in tensors}, meta)
-    doubt = check_float_graph(source, meta, model, remedy=_OTHER_GRAPH)
-    if doubt is not None:
+    found = (check_float_graph(source, meta, model, remedy=_OTHER_GRAPH), state.gaps(source))
+    doubts = tuple(doubt for doubt in found if doubt is not None)
+    for doubt in doubts:
         progress.warn(doubt)
     state.save(folder / CALIBRATION, None)
     progress.note(f"statistics of {len(tensors)} tensors and {state.samples} samples taken from {source}")
     result = state.result(folder, progress)
-    return result if doubt is None else result.model_copy(update={"warnings": (doubt, *result.warnings)}).at(folder)
+    return result.model_copy(update={"warnings": (*doubts, *result.warnings)}).at(folder)
 
 
 def merge_passes(sources: Sequence[Path], target: Path, *, progress: Progress = SILENT) -> CalibrationResult:
@@ -300,6 +303,17 @@ class _State:
             remedy="give data with at least one sample; random data is never used, its ranges would be wrong",
         )
 
+    def gaps(self, path: Path) -> str | None:
+        """In words, where batches between those of ``path`` are missing."""
+        last = max(self.done, default=-1)
+        missing = last + 1 - len(self.done)
+        if not missing:
+            return None
+        return (
+            f"{path} has {len(self.done)} of the first {last + 1} batches: part of a pass, such as --shard makes? "
+            "`quantize calibrate --merge` joins the parts"
+        )
+
     def absorb(self, other: _State, own_path: Path, other_path: Path) -> None:
         if other.graph != self.graph:
             raise InputError(
@@ -333,6 +347,7 @@ class _State:
             batches=len(self.batches),
             skipped_batches=len(self.skipped),
             warnings=warnings,
+            data=tuple(sorted(self.data)),
         ).at(folder)
 
 

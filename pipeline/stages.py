@@ -6,7 +6,7 @@ result becomes the next one's input.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -134,7 +134,8 @@ class Build:
                     remedy="leave --implicit out, or keep every node float: --exclude '*'",
                 )
             calibrated = self.calibrate(prepared, plan, source, split)
-            said += samples_outside(self.config.profiles, dict(calibrated.result.shapes))
+            split, unknown = self.split_of_taken(split, source, calibrated.result)
+            said += samples_outside(self.config.profiles, dict(calibrated.result.shapes)) + unknown
             for text in said:
                 self.progress.warn(text)
             aside, mixed = split.verification, None
@@ -396,6 +397,23 @@ class Build:
             return _read_from(result.model_copy(update={"shapes": tuple(seen.items())}), source)
 
         return self.runner.run("calibrate", calibrate.CalibrationResult, inputs, action, resumes=True)
+
+    def split_of_taken(
+        self, split: Split, source: DataSource, calibrated: CalibrationResult
+    ) -> tuple[Split, tuple[str, ...]]:
+        """``split`` where statistics were taken from a file, and a warning where nobody knows what is held aside.
+
+        Samples are spaced by their number alone, so an equal number of samples of the same data is the same samples.
+        """
+        if self.config.calibration is None or not split.held_aside:
+            return split, ()
+        if calibrated.data == (source.key(),) and calibrated.samples == len(split.calibration):
+            return split, ()
+        return replace(split, held_aside=False), (
+            f"which samples {self.config.calibration} is of is not known ({calibrated.samples} of them): those "
+            "verified on may be among them, and the figures then flatter; with its own data and number of --samples it "
+            "is known",
+        )
 
     def quantize(
         self,

@@ -14,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from pipeline.artifact import Artifact, calibrator_text
 from pipeline.cli.build import command
+from pipeline.cli.calibrate import command as calibrate_command
 from pipeline.config import Profile, load_config
 from pipeline.core.errors import InputError
 from pipeline.engine.profiles import samples_outside
@@ -248,3 +249,42 @@ def test_equalising_is_advised_where_a_transformer_is_far_off(
     if told:
         assert "output 'y' is " in advice[0]
         assert "1 matrix product's input has one scale" in advice[0]
+
+
+@pytest.mark.parametrize(
+    ("calibrate", "build", "aside", "warnings"),
+    [
+        ((), (), True, ()),
+        (("--samples", "12"), (), False, ("which samples", "is of is not known (12 of them)")),
+        (("--samples", "12"), ("--samples", "12"), True, ()),
+        (("--shard", "0/2"), (), False, ("is not known (", "of the first", "`quantize calibrate --merge` joins")),
+        (("--data", "other.npy"), (), False, ("is not known (",)),
+    ],
+    ids=["the same", "fewer", "as many", "a shard", "other data"],
+)
+def test_what_statistics_from_a_file_are_of(
+    data: Path,
+    tmp_path: Path,
+    calibrate: tuple[str, ...],
+    build: tuple[str, ...],
+    aside: bool,
+    warnings: tuple[str, ...],
+) -> None:
+    """Samples that calibrated are not called held aside, and a part of a pass is no whole one."""
+    np.save(tmp_path / "other.npy", images(24)[::-1])
+    model, statistics, out = classifier(tmp_path / "m.onnx"), tmp_path / "c.npz", tmp_path / "out"
+    options = [str(tmp_path / value) if value == "other.npy" else value for value in calibrate]
+    first = ["--data", str(data)] if "--data" not in options else []
+    made = CliRunner().invoke(
+        calibrate_command,
+        [str(model), *first, *options, "--profile", BIG, "--batch-size", "4", "-o", str(statistics)],
+    )
+    assert made.exit_code == 0, made.output
+    result = built(model, data, out, "--calibration", str(statistics), *build)
+    assert result.exit_code == 0, result.output
+    manifest = Artifact.open(out).manifest
+    assert manifest.data.held_aside is aside
+    said = " ".join(manifest.warnings)
+    for text in warnings:
+        assert text in said
+    assert ("is not known" in said, "--merge" in said) == (not aside, "--shard" in calibrate)

@@ -26,7 +26,7 @@ def summary_markdown(manifest: Manifest) -> str:
         f"- data: `{data.spec}`, SHA-256 `{data.sha256}`",
         f"- calibrated with {calibration} on {data.calibration_samples} samples, {calibration.tensors} tensors",
         f"- verified on {data.verification_samples} samples"
-        + (" held aside from calibration" if data.held_aside else ", **the same as calibrated on**"),
+        + (" held aside from calibration" if data.held_aside else ", **not held aside from calibration**"),
         "",
         "## Accuracy",
         "",
