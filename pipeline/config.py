@@ -160,6 +160,10 @@ class Preprocess(_Config):
     ``mean`` and ``std`` are in units of 8-bit pixel values (0..255), one number or one per channel:
     ``(pixel - mean) / std``. Text form: a preset name, or ``key=value`` pairs joined by ``;``, after a preset:
     ``imagenet;crop=288x288;channels=bgr``.
+
+    ``mean`` and ``std`` are in the order of the channels as fed: typed numbers are those of blue, green and red with
+    ``channels=bgr``. Those of a preset belong to colours and are brought into that order:
+    ``imagenet;channels=bgr`` has ``mean=103.53,116.28,123.675``.
     """
 
     resize: tuple[int, ...] = ()
@@ -185,15 +189,25 @@ class Preprocess(_Config):
         if not isinstance(value, str):
             return value
         fields: dict[str, Any] = {}
+        preset: dict[str, Any] = {}
         for number, part in enumerate(filter(None, (piece.strip() for piece in value.split(";")))):
             key, separator, text = part.partition("=")
+            name, comma, rest = key.partition(",")
+            if comma and name.strip() in PRESETS:
+                keys = ";".join([name.strip(), *re.split(r",\s*(?=[a-z])", rest.strip() + separator + text)])
+                raise ValueError(f"preprocessing {part!r}: keys are joined by ';', so {keys!r}")
+            if re.search(r",\s*[a-z]+\s*=", text):
+                keys = ";".join(re.split(r",\s*(?=[a-z]+\s*=)", part))
+                raise ValueError(f"preprocessing {part!r}: keys are joined by ';', so {keys!r}")
             if not separator:
                 if number or key not in PRESETS:
                     raise ValueError(f"unknown preprocessing preset {key!r}; {did_you_mean(key, PRESETS)}")
-                fields.update(PRESETS[key])
+                preset = PRESETS[key]
             else:
                 fields[key.strip()] = text.strip()
-        return fields
+        if fields.get("channels") == "bgr":  # a preset's numbers are those of red, green and blue
+            preset = {key: numbers[::-1] if key in ("mean", "std") else numbers for key, numbers in preset.items()}
+        return preset | fields
 
     @field_validator("resize", "crop", "mean", "std", mode="before")
     @classmethod

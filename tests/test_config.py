@@ -100,9 +100,25 @@ def test_preprocess_text_presets_and_keys() -> None:
     assert Preprocess.model_validate("mean=127;std=128").std == (128.0,)
 
 
+def test_numbers_of_a_preset_follow_the_channels_and_typed_ones_are_as_fed() -> None:
+    value = Preprocess.model_validate("imagenet;channels=bgr")
+    assert value.mean == (103.53, 116.28, 123.675)
+    assert value.std == (57.375, 57.12, 58.395)
+    assert Preprocess.model_validate("imagenet;channels=rgb") == Preprocess.model_validate("imagenet")
+    typed = Preprocess.model_validate("imagenet;mean=1,2,3;channels=bgr")
+    assert (typed.mean, typed.std) == ((1.0, 2.0, 3.0), (57.375, 57.12, 58.395))
+    assert Preprocess.model_validate("channels=bgr;mean=1,2,3;std=4,5,6").mean == (1.0, 2.0, 3.0)
+    assert Preprocess.model_validate("efficientnet-lite;channels=bgr").mean == (127.0,)
+    assert Preprocess.model_validate(str(value)) == value
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("imagenet,channels=bgr", "keys are joined by ';', so 'imagenet;channels=bgr'"),
+        ("imagenet, crop=288x288,channels=bgr", "keys are joined by ';', so 'imagenet;crop=288x288;channels=bgr'"),
+        ("resize=256,crop=224", "keys are joined by ';', so 'resize=256;crop=224'"),
+        ("mean=1,2,3,std=4,5,6", "keys are joined by ';', so 'mean=1,2,3;std=4,5,6'"),
         ("imagnet", "did you mean 'imagenet'"),
         ("std=0", "must not be zero"),
         ("std=inf", "std must be finite"),

@@ -58,7 +58,11 @@ if TYPE_CHECKING:
 @click.option("--samples", type=int, help="Samples to calibrate on [128]; others are held aside to verify on.")
 @click.option("--verify-samples", type=int, help="Held-aside samples to verify on [64, or all that are labelled].")
 @click.option("--batch-size", type=int, help="Samples per batch [8]; has no influence on the statistics.")
-@click.option("--preprocess", help="Images: preset or key=value;... (resize, crop, mean, std, channels, layout).")
+@click.option(
+    "--preprocess",
+    help="Images: preset or key=value;... (resize, crop, mean, std, channels, layout). mean and std are in the order "
+    "of the channels as fed; a preset's follow channels: 'imagenet;channels=bgr'.",
+)
 @click.option("--labels", type=click.Path(path_type=Path), help="CSV with file,class_index or index,class_index.")
 @click.option(
     "--on-nonfinite", type=click.Choice(["error", "skip"]), help="What a NaN or Inf in an activation does [error]."

@@ -31,7 +31,11 @@ _RANKS = ("shards", "backend", "rank_timeout")
 @click.option("--merge", is_flag=True, help="Join calibration files of passes over different batches, exactly.")
 @click.option("--samples", type=int, help="Samples to calibrate on [128, or as in the artifact].")
 @click.option("--batch-size", type=int, default=8, show_default=True, help="Samples per batch.")
-@click.option("--preprocess", help="Images: preset or key=value;... (resize, crop, mean, std, channels, layout).")
+@click.option(
+    "--preprocess",
+    help="Images: preset or key=value;... (resize, crop, mean, std, channels, layout). mean and std are in the order "
+    "of the channels as fed; a preset's follow channels: 'imagenet;channels=bgr'.",
+)
 @click.option("--profile", "profiles", multiple=True, metavar="NAME=MIN,OPT,MAX[;...]", help="As for `quantize build`.")
 @click.option("--shard", metavar="I/N", help="Only the I-th of N parts of the batches (0/2 and 1/2), to merge later.")
 @click.option("--shards", default="cyclic", help="Under torchrun, who takes which batch: cyclic, blocks, scattered.")

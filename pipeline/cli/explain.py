@@ -31,7 +31,7 @@ def command(
     from pipeline.placement.explain import explain_nodes, select_nodes
 
     plan, scales = _load(artifact)
-    explained = explain_nodes(plan, scales)
+    explained = every = explain_nodes(plan, scales)
     if nodes:
         wanted = {item.decision.node for pattern in nodes for item in select_nodes(explained, pattern)}
         explained = [item for item in explained if item.decision.node in wanted]
@@ -47,7 +47,8 @@ def command(
         )
         return
     out = console()
-    out.print(f"{sum(item.decision.quantized for item in explained)} of {len(explained)} nodes quantised", style="bold")
+    shown = "" if len(explained) == len(every) else f"; {len(explained)} shown"
+    out.print(f"{sum(item.decision.quantized for item in every)} of {len(every)} nodes quantised{shown}", style="bold")
     for note in plan.notes:
         out.print(f"note: {note}", markup=False)
     for item in explained:

@@ -21,7 +21,8 @@ data: calibration/
 # Where the artifact goes.
 out: artifacts/model
 
-# Images only: a preset (none, imagenet, efficientnet-lite), or keys. mean and std are in units of pixel values 0..255.
+# Images only: a preset (none, imagenet, efficientnet-lite), or keys. mean and std are in units of pixel values 0..255,
+# in the order of the channels as fed; a preset's follow channels: imagenet;channels=bgr has mean=103.53,116.28,123.675.
 # preprocess: imagenet
 # preprocess: {resize: 256, crop: 224x224, mean: [123.675, 116.28, 103.53], std: [58.395, 57.12, 57.375], layout: nchw}
 

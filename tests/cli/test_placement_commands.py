@@ -69,6 +69,9 @@ def test_explain_gives_rule_reason_and_scales(artifact: str) -> None:
     assert "because [it] can" in output
     assert "x: scale 0.5 (minmax)" in output
     assert "0.125 to 0.25 (2 channels, axis 0)" in output
+    for choice in (["Clip"], ["--float"], ["Conv", "--float"]):
+        shown = 0 if "Conv" in choice else 1
+        assert f"1 of 2 nodes quantised; {shown} shown" in run("explain", artifact, *choice)[1], choice
     code, output = run("explain", artifact, "Clip", "--json")
     assert [entry["node"] for entry in json.loads(output)] == ["act"]
 

@@ -62,6 +62,19 @@ def test_values_layout_and_channel_order(tmp_path) -> None:
     assert gray.shape == (1, 8, 8)
 
 
+def test_bgr_with_a_preset_is_the_rgb_tensor_with_its_channels_reversed() -> None:
+    from skimage import data
+
+    photograph = Image.fromarray(data.astronaut())
+    rgb = preprocessed(photograph, Preprocess.model_validate("imagenet"), where="a")
+    bgr = preprocessed(photograph, Preprocess.model_validate("imagenet;channels=bgr"), where="a")
+    np.testing.assert_array_equal(bgr, rgb[::-1])
+    typed = "mean=123.675,116.28,103.53;std=58.395,57.12,57.375;channels=bgr"
+    as_fed = preprocessed(photograph, Preprocess.model_validate("resize=256;crop=224;" + typed), where="a")
+    blue = bgr[0] * np.float32(57.375) + np.float32(103.53)
+    np.testing.assert_allclose(as_fed[0], (blue - np.float32(123.675)) / np.float32(58.395), rtol=1e-4, atol=1e-5)
+
+
 def test_efficientnet_lite_preset() -> None:
     pixels = _pixels(256, 256)
     found = preprocessed(Image.fromarray(pixels), Preprocess.model_validate("efficientnet-lite"), where="a")
