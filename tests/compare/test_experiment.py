@@ -373,7 +373,7 @@ def test_the_command_line(given: Path, tmp_path: Path) -> None:
     assert "did you mean 'minmax'?" in wrong.stderr
     numbers = CliRunner().invoke(command, [*arguments, "--shift-sigma", "little"])
     assert numbers.exit_code == 2
-    assert "'little' is not a list of numbers" in numbers.stderr
+    assert "'--shift-sigma': 'little' is not a valid float" in numbers.stderr
     missing = CliRunner().invoke(command, ["model.onnx", "--out", str(tmp_path)])
     assert missing.exit_code == 2
     assert "--data is missing" in missing.stderr
