@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from pipeline.core.errors import InputError, ToolError, did_you_mean
-from pipeline.core.ort import cpu_threads
+from pipeline.core.ort import cpu_threads, read_graph
 from pipeline.core.ort_capture import CaptureSession, open_capture
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ __all__ = [
     "graph_inputs",
     "nonfinite_input",
     "nonfinite_weight",
-    "read_graph",
 ]
 
 RUN_BYTES: Final = 64 << 20
@@ -254,22 +253,6 @@ def _load_kernels() -> None:
     from calibrators.accumulate import BatchAccumulator
 
     BatchAccumulator().add(np.zeros(1, np.float32))
-
-
-def read_graph(model: Path) -> Any:
-    """The file as an ``onnx.ModelProto``; external weights are not opened.
-
-    Raises:
-        InputError: the file is missing or no ONNX model.
-    """
-    import onnx
-
-    try:
-        return onnx.load(model, load_external_data=False)
-    except FileNotFoundError as error:
-        raise InputError(f"model {model} does not exist") from error
-    except Exception as error:  # protobuf's own errors have no common type
-        raise InputError(f"{model} is not a readable ONNX model: {error}", remedy="export it again") from error
 
 
 def graph_inputs(proto: Any) -> set[str]:

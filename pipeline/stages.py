@@ -208,15 +208,9 @@ class Build:
         return config.target
 
     def targets(self) -> tuple[str, ...]:
-        from pipeline.engine.probe import default_targets, probe
+        from pipeline.engine.probe import default_targets, require_working
 
-        for target in self.config.targets:
-            status = probe(target)
-            if not status.works:
-                raise InputError(
-                    f"target {target} does not work here: {status.reason}",
-                    remedy="`quantize doctor` says which targets do",
-                )
+        require_working(self.config.targets)
         return self.config.targets or default_targets()
 
     def check_early(self) -> tuple[str, ...]:

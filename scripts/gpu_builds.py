@@ -24,14 +24,12 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from pipeline.config import Profile
 from pipeline.core.errors import QuantizeError
 from pipeline.engine.bench import PLACES, Candidate, measure_compute
 from pipeline.engine.builder import build_engine
-from pipeline.engine.onnx_wire import read_model
 from pipeline.engine.records import BuildOptions
 from pipeline.engine.runner import Runner
-from scripts.gpu_common import RIVALS, normalised, unpack
+from scripts.gpu_common import RIVALS, batch_profiles, model_images, unpack
 
 PROFILES = {"dynamic": ("1:1:1", "2:64:128"), "static": ("1:1:1", "64:64:64", "128:128:128")}
 GRAPHS = ("int8", "implicit", "fp16", *RIVALS)
@@ -82,8 +80,7 @@ def run(at: Path, model: str, out: Path, builds: list[Build], budget_s: float) -
     folder = at / model
     numbers = json.loads((at / "spec.json").read_text())["models"][model]
     with np.load(at / "images.npz", allow_pickle=False) as stored:
-        images = stored["images"][: max(BATCHES)]
-    images = normalised(images, *(np.array(numbers[key], np.float32) for key in ("mean", "std")))
+        images = model_images(stored["images"][: max(BATCHES)], numbers)
     results: dict[str, Any] = {"builds": {}, "measured": {}}
 
     def left() -> float:
@@ -99,15 +96,12 @@ def run(at: Path, model: str, out: Path, builds: list[Build], budget_s: float) -
                 results["builds"][build.name] = {"failure": "no time was left"}
                 continue
             source = folder / f"{'fp32' if build.graph in ('implicit', 'fp16') else build.graph}.onnx"
-            name = read_model(source).inputs[0].name
-            rest = "x".join(map(str, images.shape[1:]))
-            texts = [",".join(f"{batch}x{rest}" for batch in each.split(":")) for each in PROFILES[build.profiles]]
             plan = out / build.name / "model.plan"
             try:
                 record = build_engine(
                     source,
                     target="tensorrt",
-                    profiles=[Profile.parse(f"{name}={text}") for text in texts],
+                    profiles=batch_profiles(source, PROFILES[build.profiles]),
                     plan_path=plan,
                     options=build.options(folder),
                     timeout_s=left() - MEASURING_S + 15.0,

@@ -6,13 +6,16 @@ import fcntl
 import io
 import tarfile
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
-__all__ = ["PACK", "RIVALS", "card", "differing", "normalised", "unpack"]
+from pipeline.config import Profile
+from pipeline.engine.onnx_wire import read_model
+
+__all__ = ["PACK", "RIVALS", "batch_profiles", "card", "differing", "model_images", "normalised", "unpack"]
 
 PACK = "pack.tar"
 RIVALS = ("modelopt", "onnxruntime", "alternative")
@@ -23,6 +26,20 @@ def normalised(images: np.ndarray, mean: np.ndarray, std: np.ndarray) -> np.ndar
     """float32, same shape."""
     values = images.astype(np.float32) - mean.reshape(1, -1, 1, 1)
     return np.asarray(values / std.reshape(1, -1, 1, 1), np.float32)
+
+
+def model_images(images: np.ndarray, numbers: Mapping[str, Sequence[float]]) -> np.ndarray:
+    """``images`` as a model of ``spec.json`` takes them: float32, same shape."""
+    mean, std = (np.array(numbers[key], np.float32) for key in ("mean", "std"))
+    return normalised(images, mean, std)
+
+
+def batch_profiles(model: Path, batches: Sequence[str]) -> list[Profile]:
+    """A profile of the first input of ``model`` for each MIN:OPT:MAX of ``batches``."""
+    spec = read_model(model).inputs[0]
+    rest = "x".join(str(dim) for dim in (spec.shape or ())[1:])
+    texts = [[f"{batch}x{rest}" for batch in part.split(":")] for part in batches]
+    return [Profile.parse(f"{spec.name}={','.join(shapes)}") for shapes in texts]
 
 
 def differing(one: np.ndarray, other: np.ndarray) -> dict[int, list[int]]:

@@ -21,10 +21,9 @@ from pipeline.engine.device import describe_device
 from pipeline.engine.dispatch import FastestRunner
 from pipeline.engine.fastest import Fastest, decide
 from pipeline.engine.inspect import count_layers
-from pipeline.engine.onnx_wire import read_model
 from pipeline.engine.records import BuildOptions, EngineRecord
 from pipeline.engine.runner import Runner
-from scripts.gpu_common import RIVALS, card, differing, normalised, unpack
+from scripts.gpu_common import RIVALS, batch_profiles, card, differing, model_images, unpack
 from scripts.gpu_table import table
 
 __all__ = ["CONTROL", "FASTEST", "FIRST", "VARIANTS", "Bench"]
@@ -68,10 +67,7 @@ class Bench:
         self.save()
 
     def profiles(self, model: str) -> list[Profile]:
-        spec = read_model(self.args.at / model / "fp32.onnx").inputs[0]
-        rest = "x".join(str(dim) for dim in (spec.shape or ())[1:])
-        texts = [[f"{batch}x{rest}" for batch in part.split(":")] for part in self.args.profiles.split(",")]
-        return [Profile.parse(f"{spec.name}={','.join(shapes)}") for shapes in texts]
+        return batch_profiles(self.args.at / model / "fp32.onnx", self.args.profiles.split(","))
 
     def options(self, model: str, variant: str) -> BuildOptions:
         return BuildOptions(
@@ -143,9 +139,7 @@ class Bench:
     def images(self, model: str) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         with np.load(self.args.at / "images.npz", allow_pickle=False) as stored:
             named = {name: stored[name] for name in stored.files}
-        numbers = self.spec["models"][model]
-        mean, std = (np.array(numbers[key], np.float32) for key in ("mean", "std"))
-        return normalised(named["images"], mean, std), named
+        return model_images(named["images"], self.spec["models"][model]), named
 
     def compute(self, candidates: list[Candidate], shapes: dict[str, Any], images: np.ndarray) -> list[Measurement]:
         samples = dict.fromkeys(shapes, images)

@@ -20,7 +20,7 @@ from pipeline.core.errors import InputError
 from pipeline.engine.profiles import samples_outside
 from pipeline.onnxfile import load_model
 from pipeline.prepare.names import one_line_names
-from tests.compare.networks import classifier, graph, images
+from tests.compare.networks import classifier, graph, images, transformer
 
 BIG = "x=1x3x8x8,4x3x8x8,8x3x8x8"
 
@@ -219,28 +219,13 @@ def test_a_calibrator_for_people(name: str, params: dict[str, float], text: str)
     assert calibrator_text(name, params) == text
 
 
-def normalised(path: Path, widest: float) -> Path:
-    """LayerNormalization whose first channel is ``widest`` times the others, and a product that hardly reads it."""
-    random = np.random.default_rng(3)
-    scale, weight = np.ones(32, np.float32), random.standard_normal((32, 24)).astype(np.float32)
-    scale[0] = widest
-    weight[0] /= widest
-    nodes = [
-        helper.make_node("LayerNormalization", ["x", "scale", "bias"], ["n"], name="norm"),
-        helper.make_node("MatMul", ["n", "w"], ["y"], name="product"),
-    ]
-    constants = {"scale": scale, "bias": np.zeros(32, np.float32), "w": weight}
-    onnx.save(graph(nodes, {"x": ["N", "T", 32]}, {"y": ["N", "T", 24]}, constants), path)
-    return path
-
-
 @pytest.mark.parametrize(("widest", "options", "told"), [(60.0, (), 1), (60.0, ("--equalise",), 0), (1.0, (), 0)])
 def test_equalising_is_advised_where_a_transformer_is_far_off(
     tmp_path: Path, widest: float, options: tuple[str, ...], told: int
 ) -> None:
     data, out = tmp_path / "tokens.npy", tmp_path / "out"
     np.save(data, np.random.default_rng(0).standard_normal((24, 16, 32)).astype(np.float32))
-    model = normalised(tmp_path / "m.onnx", widest)
+    model = transformer(tmp_path / "m.onnx", widest=widest)
     result = built(model, data, out, *options, profile="x=1x16x32,4x16x32,8x16x32")
     assert result.exit_code == 0, result.output
     advice = [text for text in Artifact.open(out).manifest.warnings if "--equalise levels them" in text]

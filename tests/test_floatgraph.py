@@ -21,32 +21,10 @@ from pipeline.compare.drift import measure_drift
 from pipeline.core.errors import InputError
 from pipeline.errors.report import report_artifact
 from pipeline.floatgraph import check_float_graph, float_graph_sha256
+from tests.compare.networks import transformer
 
 Model = onnx.ModelProto
 OTHER = "has statistics of another float graph"
-
-
-def transformer(path: Path, *, seed: int = 0, widest: float = 60.0) -> Path:
-    """Nx16x32 to Nx16x24: a LayerNormalization with one wide channel, which --equalise changes, and a product."""
-    generator = np.random.default_rng(seed)
-    scale = np.ones(32, np.float32)
-    weight = generator.standard_normal((32, 24)).astype(np.float32)
-    scale[0] = widest
-    weight[0] /= widest
-    nodes = [
-        helper.make_node("LayerNormalization", ["x", "scale", "bias"], ["n"], name="norm"),
-        helper.make_node("MatMul", ["n", "w"], ["y"], name="product"),
-    ]
-    constants = {"scale": scale, "bias": np.zeros(32, np.float32), "w": weight}
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 16, 32])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 16, 24])],
-        [numpy_helper.from_array(value, name) for name, value in constants.items()],
-    )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-    return path
 
 
 # --- which graph it is

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -30,18 +32,27 @@ COMMANDS = {
 }
 
 
+@contextmanager
+def usage_errors(args: Sequence[str]) -> Iterator[None]:
+    """Make a document of what click refuses, where ``--json`` is among ``args``; click shows the error itself."""
+    typed = tuple(args)  # click takes them out as it parses
+    try:
+        yield
+    except click.ClickException as error:
+        from pipeline.cli.failures import show_usage_error
+
+        show_usage_error(error, typed)
+        raise
+
+
 class LazyGroup(click.Group):
     """A group whose subcommands are modules with a ``command``, imported on use."""
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        typed = list(args)
-        try:
+        with usage_errors(args):
             return super().make_context(info_name, args, parent, **extra)
-        except click.UsageError as error:
-            _show(error, typed)
-            raise
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -61,22 +72,12 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        typed = list(args)
-        try:
+        with usage_errors(args):
             if args and args[0] not in COMMANDS and not args[0].startswith("-"):
                 from pipeline.core.errors import did_you_mean
 
                 ctx.fail(f"no such command {args[0]!r}; {did_you_mean(args[0], COMMANDS)}")
             return super().resolve_command(ctx, args)
-        except click.UsageError as error:
-            _show(error, typed)
-            raise
-
-
-def _show(error: click.UsageError, typed: list[str]) -> None:
-    from pipeline.cli.failures import show_usage_error
-
-    show_usage_error(error, typed)
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

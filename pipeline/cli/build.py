@@ -8,14 +8,22 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipeline.cli.calibrator_options import calibrator_options, parameters_from
-from pipeline.cli.common import JsonCommand, console, make_progress, output_options, print_json, user_errors
+from pipeline.cli.common import (
+    JsonCommand,
+    console,
+    make_progress,
+    output_options,
+    preprocess_option,
+    print_json,
+    user_errors,
+)
 from pipeline.cli.engine_options import engine_options, options_from
 from pipeline.cli.mixed_options import MIXED, mixed_options, mixed_table
 from pipeline.cli.tables import print_table
 from pipeline.core.errors import CheckFailed, InputError, QuantizeError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Mapping
 
     from pipeline.artifact import Artifact
     from pipeline.config import BuildConfig
@@ -58,11 +66,7 @@ if TYPE_CHECKING:
 @click.option("--samples", type=int, help="Samples to calibrate on [128]; others are held aside to verify on.")
 @click.option("--verify-samples", type=int, help="Held-aside samples to verify on [64, or all that are labelled].")
 @click.option("--batch-size", type=int, help="Samples per batch [8]; has no influence on the statistics.")
-@click.option(
-    "--preprocess",
-    help="Images: preset or key=value;... (resize, crop, mean, std, channels, layout). mean and std are in the order "
-    "of the channels as fed; a preset's follow channels: 'imagenet;channels=bgr'.",
-)
+@preprocess_option
 @click.option("--labels", type=click.Path(path_type=Path), help="CSV with file,class_index or index,class_index.")
 @click.option(
     "--on-nonfinite", type=click.Choice(["error", "skip"]), help="What a NaN or Inf in an activation does [error]."
@@ -158,7 +162,9 @@ def _compile(
     for target in targets:
         check_target(target, fastest=fastest)
     if len(targets) > 1:  # so that none is replaced where another cannot be built
-        _require_working(targets)
+        from pipeline.engine.probe import require_working
+
+        require_working(targets, note="; no engine was built")
     check_engine_options(options, targets)
     try:
         profiles = [Profile.parse(text) for text in flags["profiles"]]
@@ -184,18 +190,6 @@ def _compile(
                 click.echo(f"  {choice}")
     if as_json:
         print_json(results)
-
-
-def _require_working(targets: Sequence[str]) -> None:
-    from pipeline.engine.probe import probe
-
-    for target in targets:
-        status = probe(target)
-        if not status.works:
-            raise InputError(
-                f"target {target} does not work here: {status.reason}; no engine was built",
-                remedy="`quantize doctor` says which targets do",
-            )
 
 
 def _effective(values: dict[str, Any], typed: Collection[str], origin: str, progress: Progress) -> BuildConfig:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.cli.common import JsonCommand, make_progress, output_options, print_json, user_errors
-from pipeline.cli.idle import refuse_idle
+from pipeline.cli.common import JsonCommand, make_progress, output_options, preprocess_option, print_json, user_errors
+from pipeline.cli.idle import RANK_OPTIONS, refuse_idle
 from pipeline.cli.numbers import POSITIVE, whole_number
 
 if TYPE_CHECKING:
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from pipeline.core.progress import Progress
 
 _OUT = Path("calibration.npz")
-_RANKS = ("shards", "backend", "rank_timeout")
-"""Options of a pass that torchrun started."""
 
 
 @click.command(cls=JsonCommand)
@@ -31,11 +29,7 @@ _RANKS = ("shards", "backend", "rank_timeout")
 @click.option("--merge", is_flag=True, help="Join calibration files of passes over different batches, exactly.")
 @click.option("--samples", type=int, help="Samples to calibrate on [128, or as in the artifact].")
 @click.option("--batch-size", type=int, default=8, show_default=True, help="Samples per batch.")
-@click.option(
-    "--preprocess",
-    help="Images: preset or key=value;... (resize, crop, mean, std, channels, layout). mean and std are in the order "
-    "of the channels as fed; a preset's follow channels: 'imagenet;channels=bgr'.",
-)
+@preprocess_option
 @click.option("--profile", "profiles", multiple=True, metavar="NAME=MIN,OPT,MAX[;...]", help="As for `quantize build`.")
 @click.option("--shard", metavar="I/N", help="Only the I-th of N parts of the batches (0/2 and 1/2), to merge later.")
 @click.option("--shards", default="cyclic", help="Under torchrun, who takes which batch: cyclic, blocks, scattered.")
@@ -91,7 +85,7 @@ def command(
     if launched():
         refuse_idle(("checkpoint_every", "fresh"), "a pass of one process", "start it without torchrun")
     else:
-        refuse_idle(_RANKS, "a pass over several ranks", "start it with torchrun")
+        refuse_idle(RANK_OPTIONS, "a pass over several ranks", "start it with torchrun")
     if len(sources) != 1:
         raise InputError(
             f"`quantize calibrate` takes one model, got {len(sources)}", remedy="--merge joins several files"

@@ -26,6 +26,7 @@ __all__ = [
     "console",
     "make_progress",
     "output_options",
+    "preprocess_option",
     "print_json",
     "user_errors",
 ]
@@ -144,6 +145,14 @@ def make_progress(*, quiet: bool, verbose: bool = False) -> Progress:
         if sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         else LineProgress()
     )
+
+
+preprocess_option = click.option(
+    "--preprocess",
+    help="Images: preset or key=value;... (resize, crop, mean, std, channels, layout). mean and std are in the order "
+    "of the channels as fed; a preset's follow channels: 'imagenet;channels=bgr'.",
+)
+"""Of the commands that read data for the first time; others take what the build recorded."""
 
 
 def output_options(function: F) -> F:

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.cli.common import JsonCommand, console, make_progress, output_options, print_json, user_errors
+from pipeline.cli.common import (
+    JsonCommand,
+    console,
+    make_progress,
+    output_options,
+    preprocess_option,
+    print_json,
+    user_errors,
+)
 from pipeline.cli.numbers import list_of_floats, list_of_whole
 from pipeline.cli.tables import add_row, new_table, print_table
 
@@ -51,11 +59,7 @@ def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
 @click.option("--samples", type=int, help="Samples to calibrate on [128]; others are held aside to compare on.")
 @click.option("--verify-samples", type=int, help="Held-aside samples to compare on [64, or all that are labelled].")
 @click.option("--batch-size", type=int, help="Samples per batch [8]; what ema calibrators see as one step.")
-@click.option(
-    "--preprocess",
-    help="Images: preset or key=value;... (resize, crop, mean, std, channels, layout). mean and std are in the order "
-    "of the channels as fed; a preset's follow channels: 'imagenet;channels=bgr'.",
-)
+@preprocess_option
 @click.option("--on-nonfinite", type=click.Choice(["error", "skip"]), help="A NaN or Inf in an activation [error].")
 @click.option("--include", multiple=True, help="Quantise these nodes although a rule says no (repeatable).")
 @click.option("--exclude", multiple=True, help="Keep these nodes float (repeatable).")

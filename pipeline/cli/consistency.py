@@ -11,7 +11,7 @@ import click
 
 from pipeline.cli.calibrator_options import calibrator_options, parameters_from
 from pipeline.cli.common import JsonCommand, make_progress, output_options, print_json, user_errors
-from pipeline.cli.idle import refuse_idle
+from pipeline.cli.idle import RANK_OPTIONS, refuse_idle
 from pipeline.cli.numbers import POSITIVE, FiniteFloat
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ _CALIBRATING = (
     "data", "preprocess", "profiles", "samples", "batch_size", "calibrator", "percentile", "ema_alpha", "ema_decay",
     "quantile", "cutoff",
 )  # fmt: skip
-_RANKS = ("shards", "backend", "rank_timeout")
 _FOLDER = Path("consistency")
 """Where a snapshot goes when scales differ and --out is not given."""
 
@@ -133,7 +132,7 @@ def _refuse_idle(flags: Mapping[str, Any], *, over_ranks: bool) -> None:
     if not calibrating:
         refuse_idle(_CALIBRATING, "calibrating here", "give --across-batches or start it with torchrun")
     if not over_ranks:
-        refuse_idle(_RANKS, "the check over ranks", "start it with torchrun")
+        refuse_idle(RANK_OPTIONS, "the check over ranks", "start it with torchrun")
     if flags["across_batches"]:
         refuse_idle(("atol", "save"), "comparing contexts", "leave --across-batches out")
     if flags["on_device"]:

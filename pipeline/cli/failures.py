@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
+from pipeline.cli import usage_errors
 from pipeline.core.errors import InputError, QuantizeError, ToolError
 
 if TYPE_CHECKING:
@@ -43,12 +44,8 @@ class JsonCommand(click.Command):
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        typed = list(args)
-        try:
+        with usage_errors(args):
             return super().make_context(info_name, args, parent, **extra)
-        except click.ClickException as error:
-            show_usage_error(error, typed)
-            raise
 
 
 def asks_for_json(arguments: Sequence[str]) -> bool:

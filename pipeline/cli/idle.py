@@ -15,7 +15,10 @@ from pipeline.core.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-__all__ = ["refuse_idle"]
+__all__ = ["RANK_OPTIONS", "refuse_idle"]
+
+RANK_OPTIONS = ("shards", "backend", "rank_timeout")
+"""Parameters of a run that torchrun started."""
 
 
 def refuse_idle(names: Collection[str], need: str, remedy: str) -> None:

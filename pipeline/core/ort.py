@@ -11,7 +11,7 @@ from pipeline.core.errors import InputError, ToolError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["EXTERNAL_DATA_KEY", "cpu_threads", "make_session"]
+__all__ = ["EXTERNAL_DATA_KEY", "cpu_threads", "make_session", "read_graph"]
 
 EXTERNAL_DATA_KEY = "session.model_external_initializers_file_folder_path"
 _FATAL = 4
@@ -21,6 +21,22 @@ _FATAL = 4
 def cpu_threads() -> int:
     """Cores this process may use (its affinity mask), not the cores of the machine."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def read_graph(model: Path) -> Any:
+    """The file as an ``onnx.ModelProto``; external weights are not opened.
+
+    Raises:
+        InputError: the file is missing or no ONNX model.
+    """
+    import onnx
+
+    try:
+        return onnx.load(model, load_external_data=False)
+    except FileNotFoundError as error:
+        raise InputError(f"model {model} does not exist") from error
+    except Exception as error:  # protobuf's own errors have no common type
+        raise InputError(f"{model} is not a readable ONNX model: {error}", remedy="export it again") from error
 
 
 def make_session(
@@ -71,12 +87,7 @@ def make_session(
     if isinstance(model, (str, Path)):
         path = Path(model)
         external_data_dir = path.parent
-        try:
-            proto = onnx.load(path, load_external_data=False)
-        except FileNotFoundError as error:
-            raise InputError(f"model {path} does not exist") from error
-        except Exception as error:
-            raise InputError(f"{path} is not a readable ONNX model: {error}") from error
+        proto = read_graph(path)
     else:
         proto = model
     if capture:

@@ -80,13 +80,15 @@ def _worth_it(proto: Any) -> bool:
 
 def _open_blocked(proto: Any, capture: Sequence[str], threads: int, external_data_dir: Path) -> CaptureSession | None:
     """None where it cannot be done, for whatever reason: the ordinary session then works or says what is wrong."""
+    import onnx
+
     try:
         with _scratch() as path:
             # Of this session only the optimised graph is wanted.
             make_session(
                 proto, capture=capture, threads=threads, external_data_dir=external_data_dir, save_optimised=path
             )
-            optimised = _read(path)
+            optimised = onnx.load_model_from_string(path.read_bytes())
         outputs = _without_conversions(optimised.graph, capture)
         return CaptureSession(make_session(optimised, optimise=False, threads=threads), outputs)
     except Exception:
@@ -105,12 +107,6 @@ def _scratch() -> Iterator[Path]:
     else:
         with tempfile.TemporaryDirectory(prefix="quantize-", ignore_cleanup_errors=True) as folder:
             yield Path(folder) / "optimised.onnx"
-
-
-def _read(path: Path) -> Any:
-    import onnx
-
-    return onnx.load_model_from_string(path.read_bytes())
 
 
 def _without_conversions(graph: Any, capture: Sequence[str]) -> tuple[str, ...]:

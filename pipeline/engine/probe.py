@@ -10,14 +10,18 @@ import importlib.metadata
 import importlib.util
 import subprocess
 import sys
+from typing import TYPE_CHECKING
 
-from pipeline.core.errors import QuantizeError
+from pipeline.core.errors import InputError, QuantizeError
 from pipeline.engine.compat import MODULES, RTX_CARDS, load_api, rtx_runs_on
 from pipeline.engine.device import describe_device, no_device_reason
 from pipeline.engine.process import python_command
 from pipeline.records import Record
 
-__all__ = ["TargetStatus", "default_targets", "probe"]
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["TargetStatus", "default_targets", "probe", "require_working"]
 
 _TIMEOUT_S = 120
 _DISTRIBUTIONS = {
@@ -79,6 +83,24 @@ def probe(target: str) -> TargetStatus:
             name=target, works=False, version=version, reason=f"its process ended with {how}: {' '.join(words[-2:])}"
         )
     return TargetStatus.model_validate_json(answer.stdout.splitlines()[-1])
+
+
+def require_working(targets: Iterable[str], *, note: str = "") -> None:
+    """Refuse targets that do not work here.
+
+    Args:
+        note: what follows from it, after the reason.
+
+    Raises:
+        InputError: the first of them.
+    """
+    for target in targets:
+        status = probe(target)
+        if not status.works:
+            raise InputError(
+                f"target {target} does not work here: {status.reason}{note}",
+                remedy="`quantize doctor` says which targets do",
+            )
 
 
 def default_targets() -> tuple[str, ...]:

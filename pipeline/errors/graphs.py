@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipeline.core.errors import InputError
+from pipeline.core.ort import read_graph
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -38,12 +39,7 @@ def load_graph(model: Path | Any) -> Any:
 
     if isinstance(model, onnx.ModelProto):
         return model
-    try:
-        return onnx.load(Path(model), load_external_data=False)
-    except FileNotFoundError as error:
-        raise InputError(f"model {model} does not exist") from error
-    except Exception as error:
-        raise InputError(f"{model} is not a readable ONNX model: {error}") from error
+    return read_graph(Path(model))
 
 
 class Graph:

@@ -72,6 +72,11 @@ class _Table:
         return False if any(layer.convolution and layer.computes_float for layer in layers) else None
 
     @property
+    def members(self) -> list[tuple[tuple[str, ...], float]]:
+        """The nodes in each layer, and the layer's time in ms."""
+        return [(layer.fused, time_ms) for layer, time_ms in self.layers]
+
+    @property
     def nodes(self) -> set[str]:
         return {node for layer, _ in self.layers for node in layer.fused}
 
@@ -92,6 +97,11 @@ def node_times(int8: Path, float_: Path, nodes: Collection[str] | None = None) -
         InputError: a file is missing, is no such table, or has no times; the two have no node in common, were measured
             at different shapes, or are not of an engine in INT8 and of one in float, in this order.
     """
+    return _paired(*_tables(int8, float_), nodes)
+
+
+def _tables(int8: Path, float_: Path) -> tuple[_Table, _Table]:
+    """Both, found to be of one kind of measurement and in this order."""
     if all(path.is_file() for path in (int8, float_)) and int8.read_bytes() == float_.read_bytes():
         raise InputError(
             f"the layer times {int8} and {float_} are the same table",
@@ -105,13 +115,18 @@ def node_times(int8: Path, float_: Path, nodes: Collection[str] | None = None) -
             f"the layer times {int8} and {float_} were measured at different shapes, {shapes[0]} and {shapes[1]}",
             remedy="measure both with the same --batch",
         )
-    common = tables[0].nodes & tables[1].nodes
+    return tables
+
+
+def _paired(int8: _Table, float_: _Table, nodes: Collection[str] | None = None) -> dict[str, tuple[float, float]]:
+    common = int8.nodes & float_.nodes
     common = common if nodes is None else common & set(nodes)
     if not common:
         raise InputError(
-            f"the layer times {int8} and {float_} have no node in common", remedy="measure two builds of one network"
+            f"the layer times {int8.path} and {float_.path} have no node in common",
+            remedy="measure two builds of one network",
         )
-    first, second = (shared([(layer.fused, ms) for layer, ms in table.layers], common) for table in tables)
+    first, second = (shared(table.members, common) for table in (int8, float_))
     return {node: (first[node], second[node]) for node in sorted(common)}
 
 
@@ -136,8 +151,8 @@ def doubts(int8: Path, float_: Path) -> tuple[str, ...]:
     Raises:
         InputError: as :func:`node_times`.
     """
-    times = node_times(int8, float_)
-    tables = _Table(int8), _Table(float_)
+    tables = _tables(int8, float_)
+    times = _paired(*tables)
     found = []
     for key, words in _SAME.items():
         first, second = (table.view.get(key) for table in tables)
@@ -158,7 +173,7 @@ def layer_times(path: Path) -> list[tuple[tuple[str, ...], float]]:
     Raises:
         InputError: the file is missing, no such table, or has no times.
     """
-    return [(layer.fused, time_ms) for layer, time_ms in _Table(path).layers]
+    return _Table(path).members
 
 
 def shared(table: Collection[tuple[tuple[str, ...], float]], nodes: Collection[str]) -> dict[str, float]:

@@ -32,6 +32,23 @@ def graph(
     return onnx.shape_inference.infer_shapes(model)
 
 
+def transformer(path: Path, *, seed: int = 0, widest: float = 60.0) -> Path:
+    """Nx16x32 to Nx16x24: a LayerNormalization whose first channel is ``widest`` times the others, which --equalise
+    changes, and a product that hardly reads it."""
+    generator = np.random.default_rng(seed)
+    scale = np.ones(32, np.float32)
+    weight = generator.standard_normal((32, 24)).astype(np.float32)
+    scale[0] = widest
+    weight[0] /= widest
+    nodes = [
+        helper.make_node("LayerNormalization", ["x", "scale", "bias"], ["n"], name="norm"),
+        helper.make_node("MatMul", ["n", "w"], ["y"], name="product"),
+    ]
+    constants = {"scale": scale, "bias": np.zeros(32, np.float32), "w": weight}
+    onnx.save(graph(nodes, {"x": ["N", 16, 32]}, {"y": ["N", 16, 24]}, constants), path)
+    return path
+
+
 def classifier(path: Path, classes: int = 10, seed: int = 0) -> Path:
     """Nx3x8x8 to N x classes: two convolutions with ReLU and Clip, pooling, a linear layer; random weights, the last
     bias such that :func:`images` fall into all classes."""
