@@ -287,25 +287,32 @@ def test_ways_of_building_are_measured_together(
         return record()
 
     monkeypatch.setattr(gpu_builds, "build_engine", build)
-    monkeypatch.setattr(gpu_builds, "BATCHES", (1, 4))
     texts = ["plain=int8", "static=int8,profiles=static,iterations=4", "implicit=implicit,level=5", "refused=int8"]
+    texts += ["one=int8,profiles=1", "again=@plain", "none=@refused"]
     builds = [gpu_builds.Build.parse(text) for text in texts]
-    gpu_builds.run(session.at, "net", session.out, builds, 300.0)
+    gpu_builds.run(session.at, "net", session.out, builds, [1, 4], 300.0)
     assert {name: found[:4] for name, found in asked.items()} == {
         "plain": ("int8.onnx", None, None, 2),
         "static": ("int8.onnx", 4, None, 3),
         "implicit": ("fp32.onnx", None, 5, 2),
         "refused": ("int8.onnx", None, None, 2),
+        "one": ("int8.onnx", None, None, 1),
     }
     assert all(found[4] <= 240 for found in asked.values())
     results = json.loads((session.out / "builds.json").read_text())
     assert results["builds"]["refused"] == {"failure": "no such engine"}
-    assert {m["name"] for m in results["measured"]["4"]} == {"plain", "static", "implicit"}
-    gpu_builds.run(session.at, "net", session.out, builds, 10.0)
+    assert {m["name"] for m in results["measured"]["1"]} == {"plain", "static", "implicit", "one", "again"}
+    assert {m["name"] for m in results["measured"]["4"]} == {"plain", "implicit", "again"}  # static: 1, 64 and 128
+    asked.clear()
+    gpu_builds.run(session.at, "net", session.out, builds, [4], 300.0)
+    assert asked.keys() == {"refused"}  # the others lie there
+    gpu_builds.run(session.at, "net", session.out, builds, [4], 10.0)
     assert json.loads((session.out / "builds.json").read_text())["measured"] == {}
 
 
-@pytest.mark.parametrize("text", ["a=fp8", "a=int8,profiles=all", "a=int8,speed=9", "a=int8,level=high", "a=int8,half"])
+@pytest.mark.parametrize(
+    "text", ["a=fp8", "a=int8,profiles=all", "a=int8,profiles=-1", "a=int8,speed=9", "a=int8,level=high", "a=int8,half"]
+)
 def test_a_way_of_building_that_is_none(text: str) -> None:
     with pytest.raises(ValueError, match=r".+"):
         gpu_builds.Build.parse(text)
