@@ -7,7 +7,7 @@ graph runs without graph optimisation, as its Q/DQ nodes say and as TensorRT com
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from pydantic import Field
@@ -16,12 +16,14 @@ from pipeline.core.errors import InputError
 from pipeline.core.files import atomic_file, write_text
 from pipeline.core.progress import SILENT, Progress
 from pipeline.errors.capture import OrtReading, float_and_int8
-from pipeline.errors.doubtful import ALMOST_ZERO, FAR, judge, known_range
+from pipeline.errors.doubtful import FAR, almost_zero, known_range
+from pipeline.errors.figures import LayerFigures, OutputFigures
 from pipeline.errors.graphs import Graph, float_graph
 from pipeline.errors.layers import layers_of_plan
+from pipeline.errors.metrics import PEAK
 from pipeline.errors.outputs import OutputErrors, TopOne
 from pipeline.errors.streaming import LayerErrors, paired
-from pipeline.records import Record, StageResult
+from pipeline.records import StageResult
 from pipeline.reports.heatmap import error_heatmap
 
 if TYPE_CHECKING:
@@ -29,9 +31,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pipeline.data.batching import Batch
+    from pipeline.errors.layers import Layer
     from pipeline.placement.plan import PlacementPlan
 
 __all__ = ["ERRORS_CSV", "ERRORS_PNG", "SAMPLES_NPZ", "LayerFigures", "OutputFigures", "VerifyResult", "doubts", "run"]
+
+Floats: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 
 ERRORS_CSV = "errors.csv"
 ERRORS_PNG = "errors.png"
@@ -39,39 +44,6 @@ SAMPLES_NPZ = "samples.npz"
 _WORST_LAYERS = 10
 _SAMPLES_BYTES = 4 << 20
 _SAMPLES_KEPT = 4
-
-
-class LayerFigures(Record):
-    """Relative L2 error of one layer over the samples."""
-
-    layer: str
-    node: str
-    op: str
-    relative_l2_mean: float
-    relative_l2_max: float
-
-
-class OutputFigures(Record):
-    """One graph output, FP32 against INT8, over the samples. None: not comparable, see ``note``."""
-
-    name: str
-    relative_l2_mean: float | None = None
-    """Over the samples in which FP32 is not almost zero; None where it is in all of them."""
-    relative_l2_max: float | None = None
-    cosine_mean: float | None = None
-    cosine_min: float | None = None
-    agreement: float | None = None
-    """Share of samples (of steps, for a sequence of classes) whose arg-max along the last axis is the same."""
-    max_abs: float | None = None
-    """Largest absolute error over all samples."""
-    max_abs_sample: int | None = None
-    value_range: float | None = None
-    """Largest absolute FP32 value over all samples, at least 1 for a sigmoid."""
-    almost_zero: int = 0
-    """Samples whose FP32 values all lie within a thousandth of the range from zero."""
-    far: int = 0
-    """Samples that are mostly error: relative L2 above 0.5, and an error above a twentieth of the range."""
-    note: str = ""
 
 
 class VerifyResult(StageResult):
@@ -86,7 +58,9 @@ class VerifyResult(StageResult):
     """Share of samples whose arg-max is their label; None without labels."""
     top1_int8: float | None = None
     worst: tuple[LayerFigures, ...] = Field(default=())
-    """The layers of largest mean error, worst first."""
+    """The layers of largest mean error, worst first; those without one last."""
+    almost_zero_layers: dict[str, int] = Field(default_factory=dict)
+    """Layer to the number of samples in which FP32 is almost zero there, where there are any."""
 
     @property
     def top1_drop(self) -> float | None:
@@ -124,7 +98,7 @@ def run(
     names = list(graph.outputs)
     readings = float_and_int8(graph, Graph(int8), [*tensors, *names])
     errors = LayerErrors(tensors)
-    outputs = {name: OutputErrors(name) for name in names}
+    outputs = {name: OutputErrors(name, known_range(graph, name)) for name in names}
     top_one = TopOne(labels, names) if labels is not None else None
     kept: dict[str, np.ndarray[Any, np.dtype[Any]]] = {}
     with progress.task("verifying", total=total, unit="samples") as task:
@@ -139,18 +113,11 @@ def run(
                 task.advance(len(part.samples))
     if not errors.samples:
         raise InputError("no samples to verify on", remedy="give more data, or fewer --samples to calibrate on")
-    values = errors.metric("relative_l2")
-    figures = [
-        LayerFigures(
-            layer=layer.tensor,
-            node=layer.node,
-            op=layer.op,
-            relative_l2_mean=float(row.mean()),
-            relative_l2_max=float(row.max()),
-        )
-        for layer, row in zip(layers, values, strict=True)
-    ]
-    _write_csv(folder / ERRORS_CSV, figures, errors.samples, values)
+    zero = almost_zero(errors.metric(PEAK), np.array([known_range(graph, name) for name in tensors]))
+    values = np.where(zero, np.nan, errors.metric("relative_l2"))
+    absolute = errors.metric("max_abs")
+    figures = [_layer(*each) for each in zip(layers, values, absolute, strict=True)]
+    _write_csv(folder / ERRORS_CSV, figures, errors.samples, values, absolute)
     error_heatmap(
         folder / ERRORS_PNG,
         values,
@@ -164,10 +131,11 @@ def run(
         samples=len(errors.samples),
         held_aside=held_aside,
         layers=len(layers),
-        outputs=tuple(_figures(output, known_range(graph, name)) for name, output in outputs.items()),
+        outputs=tuple(output.figures() for output in outputs.values()),
         top1_fp32=top_one.reference if top_one else None,
         top1_int8=top_one.other if top_one else None,
-        worst=tuple(sorted(figures, key=lambda layer: -layer.relative_l2_mean)[:_WORST_LAYERS]),
+        worst=tuple(sorted(figures, key=_worst_first)[:_WORST_LAYERS]),
+        almost_zero_layers={layer.layer: layer.almost_zero for layer in figures if layer.almost_zero},
     ).at(folder)
 
 
@@ -177,7 +145,7 @@ def doubts(result: VerifyResult) -> Iterator[str]:
         if output.max_abs is None:
             continue
         if output.almost_zero:
-            yield f"output {output.name!r}: {_almost_zero(output, result.samples)}"
+            yield f"output {output.name!r}: {output.remark(result.samples)}"
         mean = output.relative_l2_mean
         said = []
         if mean is not None and mean > FAR:
@@ -192,50 +160,37 @@ def doubts(result: VerifyResult) -> Iterator[str]:
             )
 
 
-def _figures(errors: OutputErrors, at_least: float) -> OutputFigures:
-    figures = OutputFigures(name=errors.name, **errors.figures())
-    if not errors.comparable:
-        return figures
-    judged = judge(errors, at_least)
-    relative = errors.relative_l2[~judged.almost_zero]
-    figures = figures.model_copy(
-        update={
-            "relative_l2_mean": float(relative.mean()) if relative.size else None,
-            "relative_l2_max": float(relative.max()) if relative.size else None,
-            "max_abs": judged.max_abs,
-            "max_abs_sample": judged.max_abs_sample,
-            "value_range": judged.value_range,
-            "almost_zero": int(judged.almost_zero.sum()),
-            "far": judged.far,
-        }
+def _layer(layer: Layer, relative: Floats, absolute: Floats) -> LayerFigures:
+    """Of the samples' relative errors, NaN where FP32 is almost zero, and absolute ones."""
+    shown = relative[~np.isnan(relative)]
+    return LayerFigures(
+        layer=layer.tensor,
+        node=layer.node,
+        op=layer.op,
+        relative_l2_mean=float(shown.mean()) if shown.size else None,
+        relative_l2_max=float(shown.max()) if shown.size else None,
+        max_abs=float(absolute.max()),
+        almost_zero=relative.size - shown.size,
     )
-    if relative.size:
-        return figures
-    return figures.model_copy(update={"note": _almost_zero(figures, len(errors.samples))})
 
 
-def _almost_zero(output: OutputFigures, samples: int) -> str:
-    """Why relative figures are missing, and what is there instead."""
-    which = "all" if output.almost_zero == samples else str(output.almost_zero)
-    return (
-        f"FP32 is almost zero in {which} of {samples} samples (below {ALMOST_ZERO:g} of a range of "
-        f"{output.value_range:.3g}), so their relative error says nothing and is left out; the largest absolute error "
-        f"is {output.max_abs:.3g} (sample {output.max_abs_sample})"
-    )
+def _worst_first(layer: LayerFigures) -> float:
+    return 0.0 if layer.relative_l2_mean is None else -layer.relative_l2_mean
 
 
 def _write_csv(
-    path: Path, layers: list[LayerFigures], samples: list[int], values: np.ndarray[Any, np.dtype[np.float64]]
+    path: Path, layers: list[LayerFigures], samples: list[int], relative: Floats, absolute: Floats
 ) -> None:
+    """One row per layer and sample; no relative error where FP32 is almost zero."""
     import csv
 
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(("layer", "node", "op", "sample", "relative_l2"))
-    for layer, row in zip(layers, values, strict=True):
+    writer.writerow(("layer", "node", "op", "sample", "relative_l2", "max_abs"))
+    for layer, *rows in zip(layers, relative, absolute, strict=True):
         writer.writerows(
-            (layer.layer, layer.node, layer.op, sample, f"{value:.8g}")
-            for sample, value in zip(samples, row, strict=True)
+            (layer.layer, layer.node, layer.op, sample, "" if np.isnan(value) else f"{value:.8g}", f"{largest:.8g}")
+            for sample, value, largest in zip(samples, *rows, strict=True)
         )
     write_text(path, stream.getvalue())
 

@@ -13,7 +13,7 @@ from pipeline.core.errors import CheckFailed, InputError
 from pipeline.core.ort import make_session
 from pipeline.data.batching import Batch
 from pipeline.errors.capture import OrtReading
-from pipeline.placement.plan import PlacementPlan
+from pipeline.placement.plan import NodeDecision, PlacementPlan
 from pipeline.reports.heatmap import error_heatmap
 from tests.errors.networks import CLASSES, batches, chain, network
 
@@ -221,6 +221,38 @@ def test_samples_near_zero_do_not_spoil_the_mean_of_the_others(tmp_path):
     assert [text.partition(" (")[0] for text in verify.doubts(result)] == [
         "output 'y': FP32 is almost zero in 1 of 3 samples"
     ]
+
+
+def test_layers_that_are_almost_zero_have_no_relative_error(tmp_path):
+    big = chain(2, side=8)
+    paths = tmp_path / "fp32.onnx", tmp_path / "int8.onnx"
+    onnx.save(big.fp32, paths[0])
+    onnx.save(big.int8, paths[1])
+    data = batches(3, 3)
+    data[0].feeds["x"][1] *= np.float32(1e-5)
+    result = _run(paths, tmp_path, data=data, plan=big.plan)
+    assert result.almost_zero_layers == {"conv0": 1, "conv1": 1}
+    rows = {(row["layer"], row["sample"]): row for row in _rows(result.folder)}
+    for layer in result.worst:
+        kept = [float(rows[layer.layer, sample]["relative_l2"]) for sample in ("10", "12")]
+        assert rows[layer.layer, "11"]["relative_l2"] == ""
+        assert (layer.relative_l2_mean, layer.relative_l2_max) == pytest.approx((np.mean(kept), max(kept)))
+        assert layer.max_abs == pytest.approx(max(float(rows[layer.layer, s]["max_abs"]) for s in ("10", "11", "12")))
+
+
+def test_a_layer_that_is_almost_zero_in_all_samples_comes_last(tmp_path):
+    paths = _one_output(tmp_path, ["Sigmoid"], 0.0, 8.0)
+    plan = PlacementPlan(
+        decisions=tuple(
+            NodeDecision(node=node, op=op, outputs=(tensor,), quantized=True, rule="test", reason="")
+            for node, op, tensor in (("n0", "Sigmoid", "y"), ("add", "Add", "t0"))
+        )
+    )
+    result = _run(paths, tmp_path, data=_rows_of(-16.0, -14.0), plan=plan)
+    first, last = result.worst
+    assert (first.layer, last.layer) == ("t0", "y")
+    assert (last.relative_l2_mean, last.relative_l2_max, last.almost_zero) == (None, None, 2)
+    assert last.max_abs > 0
 
 
 def test_an_output_far_from_fp32_is_said_with_what_may_help(tmp_path):

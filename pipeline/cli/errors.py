@@ -98,6 +98,7 @@ def parse_preprocess(text: str) -> Preprocess:
 
 def print_report(report: ErrorReport) -> None:
     """Errors by operator type, the layers that make most themselves, the outputs, and where the files are."""
+    from pipeline.errors.figures import layers_remark
 
     out = console()
     headers = ("layers", "local\nmean", "\nstd", "\nmax", "accum.\nmean", "\nstd", "\nmax")
@@ -115,22 +116,19 @@ def print_report(report: ErrorReport) -> None:
         "layers that make the largest error themselves",
         ("layer", "text"),
         ("operator", "word"),
-        *((name, "figure") for name in ("local", "weights", "activ.", "accum.")),
+        *((name, "figure") for name in ("local", "weights", "activ.", "accum.", "max\nabs.")),
         ("cause", "word"),
         dense=True,
     )
     for row in report.worst:
         cells = [row[key] for key in ("local", "weights", "activations", "accumulated")]
         shown = ("-" if cell is None else f"{cell:.4f}" for cell in cells)
-        add_row(worst, row["node"], row["op"], *shown, row["cause"])
+        add_row(worst, row["node"], row["op"], *shown, f"{row['max_abs']:.3g}", row["cause"])
     print_table(out, worst)
     for name, output in report.outputs.items():
-        if output.get("note"):
-            out.print(f"output {name}: {output['note']}", markup=False)
-            continue
-        agreement = "" if output["agreement"] is None else f", arg-max agreement {100 * output['agreement']:.2f} %"
-        figures = f"relative L2 {output['relative_l2_mean']:.4f}, cosine {output['cosine_mean']:.5f}"
-        out.print(f"output {name}: {figures}{agreement}", markup=False)
+        out.print(f"output {name}: {output.text(report.samples)}", markup=False)
+    if zeros := layers_remark(report.almost_zero, report.layers, report.samples):
+        out.print(zeros, markup=False)
     if report.top1_fp32 is not None and report.top1_int8 is not None:
         out.print(f"top-1: FP32 {100 * report.top1_fp32:.2f} %, INT8 {100 * report.top1_int8:.2f} %")
     if report.engine:

@@ -96,6 +96,8 @@ def summary_table(manifest: Manifest) -> Table:
 
 def verification_rows(manifest: Manifest) -> list[tuple[str, str]]:
     """The figures people look for first; every one of them is in the manifest under ``verification``."""
+    from pipeline.errors.figures import OutputFigures, layers_remark
+
     figures = manifest.verification
     rows: list[tuple[str, str]] = []
     if figures.get("top1_fp32") is not None:
@@ -103,17 +105,10 @@ def verification_rows(manifest: Manifest) -> list[tuple[str, str]]:
         count = figures.get("labelled_samples", figures["samples"])
         text = f"FP32 {fp32:.2f} %, INT8 {int8:.2f} % ({int8 - fp32:+.2f} points) on {count} samples"
         rows.append(("top-1", text))
-    for output in figures.get("outputs", []):
-        if output.get("relative_l2_mean") is None:
-            rows.append((f"output {output['name']}", str(output.get("note"))))
-            continue
-        agreement = output.get("agreement")
-        text = f"relative L2 {output['relative_l2_mean']:.4f} (worst {output['relative_l2_max']:.4f})"
-        text += f", cosine {output['cosine_mean']:.5f}"
-        if agreement is not None:
-            text += f", arg-max agreement {100 * agreement:.2f} %"
-        rows.append((f"output {output['name']}", text))
-    return rows
+    outputs = [OutputFigures.model_validate(output) for output in figures.get("outputs", [])]
+    rows += [(f"output {output.name}", output.text(figures["samples"])) for output in outputs]
+    zeros = layers_remark(figures.get("almost_zero_layers") or {}, figures.get("layers", 0), figures.get("samples", 0))
+    return [*rows, ("layers", zeros)] if zeros else rows
 
 
 def targets_table(manifest: Manifest) -> Table:

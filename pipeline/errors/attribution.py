@@ -16,6 +16,7 @@ import numpy as np
 from pipeline.core.errors import InputError
 from pipeline.core.progress import SILENT, Progress
 from pipeline.errors.capture import OrtReading
+from pipeline.errors.doubtful import known_range
 from pipeline.errors.hybrid import Quantisation, hybrid, quantisation_of
 from pipeline.errors.matching import match_nodes
 from pipeline.errors.outputs import OutputErrors, TopOne
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["FACTORS", "Attribution", "LayerComparison", "attribute", "compare_layers", "shapley"]
 
 FACTORS = ("weights", "ranges", "placement")
+ABSOLUTE = "largest absolute error"
+"""Stands in for relative L2 where FP32 is almost zero in all samples."""
 
 
 class LayerComparison(Record):
@@ -58,8 +61,9 @@ class Attribution(Record):
         """One line per figure."""
         lines = []
         for name, (ptq, qat) in self.figures.items():
-            parts = ", ".join(f"{factor} {self.parts[name][factor]:+.4f}" for factor in FACTORS)
-            lines.append(f"{name}: PTQ {ptq:.4f}, QAT {qat:.4f}, difference {qat - ptq:+.4f} = {parts}")
+            form = ".3g" if name == ABSOLUTE else ".4f"
+            parts = ", ".join(f"{factor} {self.parts[name][factor]:+{form}}" for factor in FACTORS)
+            lines.append(f"{name}: PTQ {ptq:{form}}, QAT {qat:{form}}, difference {qat - ptq:+{form}} = {parts}")
         return lines
 
 
@@ -107,7 +111,7 @@ def attribute(
         switched: OrtReading(mixture(switched), names, label="a mixture of both graphs", optimise=False)
         for switched in subsets
     }
-    errors = {switched: OutputErrors(names[0]) for switched in subsets}
+    errors = {switched: OutputErrors(names[0], known_range(fp32, names[0])) for switched in subsets}
     top = {switched: TopOne(labels, names) for switched in subsets} if labels is not None else {}
     seen = 0
     with progress.task("comparing QAT with PTQ", total=total, unit="samples") as task:
@@ -124,9 +128,12 @@ def attribute(
         raise InputError("no samples to compare on", remedy="give data with --data")
     figures: dict[str, dict[frozenset[str], float]] = {}
     results = {switched: errors[switched].figures() for switched in subsets}
-    for title, key in (("relative L2", "relative_l2_mean"), ("agreement", "agreement")):
-        if all(results[switched].get(key) is not None for switched in subsets):
-            figures[title] = {switched: results[switched][key] for switched in subsets}
+    for title, key in (("relative L2", "relative_l2_mean"), (ABSOLUTE, "max_abs"), ("agreement", "agreement")):
+        values = {switched: getattr(results[switched], key) for switched in subsets}
+        if all(value is not None for value in values.values()):
+            figures[title] = values
+    if "relative L2" in figures:
+        del figures[ABSOLUTE]
     if top:
         figures["top-1"] = {switched: top[switched].other for switched in subsets}
     nothing, everything = frozenset[str](), frozenset(FACTORS)

@@ -13,10 +13,11 @@ from pipeline.core.errors import InputError
 from pipeline.core.progress import SILENT, Progress
 from pipeline.errors.activations import ActivationFigures, quantisation_energy, sweep_activation
 from pipeline.errors.capture import float_and_int8
+from pipeline.errors.doubtful import known_range
 from pipeline.errors.engine_errors import EngineErrors
 from pipeline.errors.graphs import Graph
 from pipeline.errors.local import LocalLayer, cut_layer
-from pipeline.errors.metrics import METRICS, PairSums, rows_per_sample, warm_up
+from pipeline.errors.metrics import METRICS, PEAK, PairSums, rows_per_sample, warm_up
 from pipeline.errors.neighbours import neighbours
 from pipeline.errors.outputs import OutputErrors, TopOne
 from pipeline.errors.streaming import compared, paired
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from pipeline.data.batching import Batch
     from pipeline.errors.capture import Arrays, EngineSource
+    from pipeline.errors.figures import OutputFigures
     from pipeline.errors.layers import Layer
 
 __all__ = ["Measurement", "measure"]
@@ -38,7 +40,7 @@ Floats: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 class Measurement:
     """Result of :func:`measure`: the table, and the graph's outputs."""
 
-    def __init__(self, table: ErrorTable, outputs: Mapping[str, OutputErrors], top_one: TopOne | None) -> None:
+    def __init__(self, table: ErrorTable, outputs: Mapping[str, OutputFigures], top_one: TopOne | None) -> None:
         self.table = table
         self.outputs = dict(outputs)
         self.top_one = top_one
@@ -109,7 +111,8 @@ class _Run:
             for name, ranges in calibrated.items()
         }
         self.calibrator_energy = {name: dict.fromkeys(ranges, 0.0) for name, ranges in self.calibrated.items()}
-        self.outputs = {name: OutputErrors(name) for name in fp32.outputs}
+        self.fp32 = fp32
+        self.outputs = {name: OutputErrors(name, known_range(fp32, name)) for name in fp32.outputs}
         self.top_one = TopOne(labels, list(fp32.outputs)) if labels is not None else None
         fed = [name for cut in cuts for name in cut.feeds]
         self.layer_tensors = [layer.tensor for layer in layers]
@@ -127,6 +130,7 @@ class _Run:
         )
         for row, sums in enumerate(accumulated):
             _fill(block, row, "", sums)
+            block[PEAK][row] = sums.peak
         energies = self._activations(reference, samples)
         for row, cut in enumerate(self.cuts):
             self._local(block, row, cut, reference, samples)
@@ -201,6 +205,7 @@ class _Run:
                 before=around[layer.tensor].before,
                 after=around[layer.tensor].after,
                 engine="" if self.engine is None else self.engine.state(layer.tensor),
+                known_range=known_range(self.fp32, layer.tensor),
             )
             for layer, cut in zip(self.layers, self.cuts, strict=True)
         )
@@ -217,7 +222,8 @@ class _Run:
             engine_label="" if self.engine is None else self.engine.label,
             engine_recorded="" if self.engine is None else self.engine.recorded,
         )
-        return Measurement(table, self.outputs, self.top_one)
+        figures = {name: output.figures() for name, output in self.outputs.items()}
+        return Measurement(table.without_almost_zero(), figures, self.top_one)
 
     def _calibrator_error(self, name: str, tensor: str) -> float:
         energy = self.activations[tensor].energy

@@ -1,4 +1,4 @@
-"""How far one array is from another: five sums per sample in one sweep, and the figures that follow from them.
+"""How far one array is from another: six figures per sample in one sweep, and the figures that follow from them.
 
 For the FP32 values a and the INT8 values b of one sample, with d = a - b:
 
@@ -7,13 +7,14 @@ For the FP32 values a and the INT8 values b of one sample, with d = a - b:
 - SQNR in dB = -20 log10(relative L2); +inf where a and b are equal.
 - cosine = a·b / (‖a‖₂ ‖b‖₂); 1 where both are zero, 0 where one is.
 - max absolute error = max |d|.
+- peak = max |a|; where it is small against the other samples', the first three say nothing (:mod:`.doubtful`).
 
 Sums are float64 over the values in memory order, whatever the number of threads, so they are reproducible.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -22,12 +23,14 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["METRICS", "PairSums", "pair_sums", "relative_l2", "rows_per_sample", "warm_up"]
+__all__ = ["METRICS", "PEAK", "PairSums", "pair_sums", "relative_l2", "rows_per_sample", "warm_up"]
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 Floats: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 
 METRICS = ("relative_l2", "sqnr_db", "cosine", "max_abs")
+PEAK = "fp32_max_abs"
+"""Column of :attr:`PairSums.peak`."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +42,12 @@ class PairSums:
     difference_square: Floats
     product: Floats
     max_abs: Floats
+    peak: Floats
+    """Largest absolute value of the reference."""
 
     def repeated(self, samples: int) -> PairSums:
         """The sums of the one sample held, for ``samples`` of them."""
-        fields = (self.reference_square, self.other_square, self.difference_square, self.product, self.max_abs)
-        return PairSums(*(np.repeat(values, samples) for values in fields))
+        return PairSums(*(np.repeat(getattr(self, field.name), samples) for field in fields(self)))
 
     @property
     def relative_l2(self) -> Floats:
@@ -67,8 +71,8 @@ class PairSums:
         return np.isfinite(self.reference_square) & np.isfinite(self.other_square)
 
     def metric(self, name: str) -> Floats:
-        """One of :data:`METRICS`."""
-        values: Floats = getattr(self, name)
+        """One of :data:`METRICS`, or :data:`PEAK`."""
+        values: Floats = self.peak if name == PEAK else getattr(self, name)
         return values
 
 
@@ -97,13 +101,14 @@ def _kernel() -> Callable[[Array, Array, Floats], None]:
     # One thread on purpose: callers spread tensors over threads, which a busy machine slows far less than barriers.
     @numba.njit(nogil=True, fastmath={"reassoc", "contract"})  # type: ignore[untyped-decorator]
     def sweep(reference: Array, other: Array, sums: Floats) -> None:
-        """sums: (samples, 5)"""
+        """sums: (samples, 6)"""
         for row in range(reference.shape[0]):
             a_square = 0.0
             b_square = 0.0
             d_square = 0.0
             product = 0.0
             largest = np.float32(0.0)
+            peak = np.float32(0.0)
             for index in range(reference.shape[1]):
                 a = np.float64(reference[row, index])
                 b = np.float64(other[row, index])
@@ -113,11 +118,13 @@ def _kernel() -> Callable[[Array, Array, Floats], None]:
                 d_square += d * d
                 product += a * b
                 largest = max(largest, np.float32(abs(d)))
+                peak = max(peak, abs(reference[row, index]))
             sums[row, 0] = a_square
             sums[row, 1] = b_square
             sums[row, 2] = d_square
             sums[row, 3] = product
             sums[row, 4] = largest
+            sums[row, 5] = peak
 
     kernel: Callable[[Array, Array, Floats], None] = sweep
     return kernel
@@ -139,6 +146,6 @@ def pair_sums(reference: Array, other: Array) -> PairSums:
         raise ValueError(
             f"two arrays of the same shape (samples, values) expected, got {reference.shape} and {other.shape}"
         )
-    sums = np.zeros((reference.shape[0], 5))
+    sums = np.zeros((reference.shape[0], len(fields(PairSums))))
     _kernel()(reference, other, sums)
     return PairSums(*(np.ascontiguousarray(column) for column in sums.T))

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from pipeline.core.errors import InputError
-from pipeline.errors.metrics import rows_per_sample
+from pipeline.errors.doubtful import judge
+from pipeline.errors.figures import OutputFigures
+from pipeline.errors.metrics import PEAK
 from pipeline.errors.streaming import compared
 
 if TYPE_CHECKING:
@@ -36,16 +38,18 @@ def class_scores(values: Array, samples: int) -> Array | None:
 
 
 class OutputErrors:
-    """Relative L2, cosine and agreement of one output over all samples."""
+    """Relative L2, cosine, absolute error and agreement of one output over all samples.
 
-    def __init__(self, name: str) -> None:
+    Args:
+        at_least: the output's range is so large (:func:`pipeline.errors.doubtful.known_range`).
+    """
+
+    def __init__(self, name: str, at_least: float = 0.0) -> None:
         self.name = name
-        self._relative: list[float] = []
-        self._cosine: list[float] = []
+        self._at_least = at_least
+        self._samples: list[int] = []
+        self._values: dict[str, list[Floats]] = {key: [] for key in ("relative_l2", "cosine", "max_abs", PEAK)}
         self._agree: list[float] = []
-        self.samples: list[int] = []
-        self._max_abs: list[float] = []
-        self._peaks: list[float] = []
         self._different_shape: tuple[int, tuple[int, ...], tuple[int, ...]] | None = None
 
     def add(self, samples: Sequence[int], reference: Array, other: Array) -> None:
@@ -54,13 +58,9 @@ class OutputErrors:
             self._different_shape = self._different_shape or (samples[0], reference.shape, other.shape)
             return
         sums = compared(self.name, reference, other, samples)
-        self._relative.extend(sums.relative_l2.tolist())
-        self._cosine.extend(sums.cosine.tolist())
-        self.samples.extend(samples)
-        self._max_abs.extend(sums.max_abs.tolist())
-        rows = rows_per_sample(reference, len(samples))
-        rows = np.asarray(reference, np.float32).reshape(1, -1) if rows is None else rows
-        self._peaks.extend(np.broadcast_to(np.abs(rows).max(axis=1, initial=0.0), len(samples)).tolist())
+        self._samples.extend(samples)
+        for key, values in self._values.items():
+            values.append(sums.metric(key))
         if reference.dtype.kind in "iub":
             self._agree.extend([float((reference == other).mean())] * len(samples))
             return
@@ -68,38 +68,31 @@ class OutputErrors:
         if scores is not None and other_scores is not None:
             self._agree.extend((scores.argmax(axis=2) == other_scores.argmax(axis=2)).mean(axis=1).tolist())
 
-    @property
-    def comparable(self) -> bool:
-        """False where a shape that depends on the data forbids a comparison."""
-        return self._different_shape is None
-
-    @property
-    def relative_l2(self) -> Floats:
-        """Per sample of :attr:`samples`, float64."""
-        return np.asarray(self._relative, np.float64)
-
-    @property
-    def max_abs(self) -> Floats:
-        """Largest absolute error per sample of :attr:`samples`, float64."""
-        return np.asarray(self._max_abs, np.float64)
-
-    @property
-    def peaks(self) -> Floats:
-        """Largest absolute FP32 value per sample of :attr:`samples`, float64."""
-        return np.asarray(self._peaks, np.float64)
-
-    def figures(self) -> dict[str, Any]:
-        """Fields of ``OutputFigures``; only a note where a shape that depends on the data forbids a comparison."""
+    def figures(self) -> OutputFigures:
+        """Of at least one sample; only a note where a shape that depends on the data forbids a comparison."""
         if self._different_shape is not None:
             sample, shape, other = self._different_shape
-            return {"note": f"not compared: sample {sample} has shape {shape} in FP32 and {other} in INT8"}
-        return {
-            "relative_l2_mean": float(np.mean(self._relative)),
-            "relative_l2_max": float(np.max(self._relative)),
-            "cosine_mean": float(np.mean(self._cosine)),
-            "cosine_min": float(np.min(self._cosine)),
-            "agreement": float(np.mean(self._agree)) if len(self._agree) == len(self._relative) else None,
-        }
+            return OutputFigures(
+                name=self.name, note=f"not compared: sample {sample} has shape {shape} in FP32 and {other} in INT8"
+            )
+        values = {key: np.concatenate(blocks) for key, blocks in self._values.items()}
+        judged = judge(values[PEAK], values["max_abs"], values["relative_l2"], self._at_least)
+        relative, cosine = (values[key][~judged.almost_zero] for key in ("relative_l2", "cosine"))
+        count = len(self._samples)
+        figures = OutputFigures(
+            name=self.name,
+            relative_l2_mean=float(relative.mean()) if relative.size else None,
+            relative_l2_max=float(relative.max()) if relative.size else None,
+            cosine_mean=float(cosine.mean()) if cosine.size else None,
+            cosine_min=float(cosine.min()) if cosine.size else None,
+            agreement=float(np.mean(self._agree)) if len(self._agree) == count else None,
+            max_abs=judged.max_abs,
+            max_abs_sample=self._samples[judged.worst],
+            value_range=judged.value_range,
+            almost_zero=int(judged.almost_zero.sum()),
+            far=judged.far,
+        )
+        return figures if relative.size else figures.model_copy(update={"note": figures.remark(count)})
 
 
 class TopOne:

@@ -12,6 +12,7 @@ from pipeline.artifact import INT8_MODEL, SAMPLES
 from pipeline.core.errors import InputError
 from pipeline.core.progress import SILENT, Progress
 from pipeline.errors.engine_errors import FUSED, SHOWN
+from pipeline.errors.figures import OutputFigures, layers_remark
 from pipeline.errors.measure import measure
 from pipeline.errors.opening import calibrated_ranges, choose_data, open_models
 from pipeline.errors.qat import compare_with_qat
@@ -53,8 +54,11 @@ class ErrorReport(Record):
     without an engine, or where a file does not say."""
     engine_layers: dict[str, int]
     """How many layers it shows in which way: ``shown``, ``shown, in INT8``, ``fused: ...``."""
-    outputs: dict[str, dict[str, Any]]
+    outputs: dict[str, OutputFigures]
     """Graph output to its figures, as in ``VerifyResult``."""
+    almost_zero: dict[str, int]
+    """Layer (its tensor) to the number of samples in which FP32 is almost zero there, where there are any: the relative
+    figures are without them."""
     top1_fp32: float | None
     top1_int8: float | None
     operators: tuple[dict[str, Any], ...]
@@ -184,18 +188,32 @@ def _content(artifact: Artifact, found: Measurement, data: str, compared: QatCom
     """Title, facts, notes and further tables of the page."""
     manifest, calibration = artifact.manifest, artifact.manifest.calibration
     calibrator = str(calibration)
+    samples = len(found.table.samples)
     notes = []
     if found.table.engine_label:
         notes += _engine_notes(found)
+    if zeros := layers_remark(found.table.layers_almost_zero(), len(found.table.layers), samples):
+        notes.append(zeros)
     if compared is not None:
         notes += compared.attribution.sentences()
-    figures = {name: {"note": "", **output.figures()} for name, output in found.outputs.items()}
-    keys = ("relative_l2_mean", "relative_l2_max", "cosine_mean", "agreement", "note")
+    keys = ("relative_l2_mean", "relative_l2_max", "max_abs", "value_range", "cosine_mean", "agreement")
     outputs = {
         "title": "Outputs of the network",
         "text": "FP32 against the whole graph in INT8.",
-        "columns": ["output", "relative L2", "worst sample", "cosine", "arg-max agreement", "note"],
-        "rows": [[name, *(output.get(key) for key in keys)] for name, output in figures.items()],
+        "columns": [
+            "output",
+            "relative L2",
+            "worst sample",
+            "largest absolute error",
+            "range",
+            "cosine",
+            "arg-max agreement",
+            "note",
+        ],
+        "rows": [
+            [name, *(getattr(output, key) for key in keys), output.remark(samples)]
+            for name, output in found.outputs.items()
+        ],
     }
     return ReportContent(
         title=manifest.name,
@@ -234,13 +252,14 @@ def _facts(found: Measurement) -> list[tuple[str, str]]:
     if found.top_one is not None:
         facts.append(("Top-1 FP32", f"{100 * found.top_one.reference:.2f} %"))
         facts.append(("Top-1 INT8", f"{100 * found.top_one.other:.2f} %"))
-    every = [output.figures() for output in found.outputs.values()]
-    first = next((figures for figures in every if not figures.get("note")), None)
+    first = next((output for output in found.outputs.values() if output.max_abs is not None), None)
     if first is not None:
-        if first["agreement"] is not None:
-            facts.append(("Arg-max agreement", f"{100 * first['agreement']:.2f} %"))
-        facts.append(("Output relative L2", f"{first['relative_l2_mean']:.4f}"))
-        facts.append(("Output cosine", f"{first['cosine_mean']:.5f}"))
+        if first.agreement is not None:
+            facts.append(("Arg-max agreement", f"{100 * first.agreement:.2f} %"))
+        if first.relative_l2_mean is not None and first.cosine_mean is not None:
+            facts.append(("Output relative L2", f"{first.relative_l2_mean:.4f}"))
+            facts.append(("Output cosine", f"{first.cosine_mean:.5f}"))
+        facts.append(("Output largest absolute error", f"{first.max_abs:.4g} of {first.value_range:.4g}"))
     facts.append(("Quantised layers", str(len(found.table.layers))))
     facts.append(("Samples", str(len(found.table.samples))))
     if found.table.engine_recorded:
@@ -265,7 +284,8 @@ def _summary(
         engine=table.engine_label,
         recorded=table.engine_recorded,
         engine_layers=_engine_layers(found),
-        outputs={name: _finite(output.figures()) for name, output in found.outputs.items()},
+        outputs=found.outputs,
+        almost_zero=table.layers_almost_zero(),
         top1_fp32=found.top_one.reference if found.top_one else None,
         top1_int8=found.top_one.other if found.top_one else None,
         operators=tuple(_finite(asdict(row)) for row in operator_rows(table)),

@@ -8,7 +8,7 @@ import numpy as np
 
 from pipeline.core.errors import CheckFailed
 from pipeline.errors.capture import CAPTURE_BYTES, check_finite, micro_batches
-from pipeline.errors.metrics import METRICS, PairSums, pair_sums, rows_per_sample, warm_up
+from pipeline.errors.metrics import METRICS, PEAK, PairSums, pair_sums, rows_per_sample, warm_up
 from pipeline.errors.workers import Workers
 
 if TYPE_CHECKING:
@@ -62,31 +62,31 @@ def compared(name: str, reference: Array, other: Array, samples: Sequence[int], 
 
 
 class LayerErrors:
-    """Metrics for every tensor and sample seen: 4 float64 each, whatever the size of the tensors."""
+    """Figures for every tensor and sample seen: 5 float64 each, whatever the size of the tensors."""
 
     def __init__(self, tensors: Sequence[str]) -> None:
         self.tensors = list(tensors)
         self.samples: list[int] = []
-        self._columns: dict[str, list[Floats]] = {name: [] for name in METRICS}
+        self._columns: dict[str, list[Floats]] = {name: [] for name in (*METRICS, PEAK)}
         self._workers = Workers()
         warm_up()
 
     def add(self, samples: Sequence[int], reference: Arrays, other: Arrays) -> None:
         """Take in one batch of both readings."""
-        block = {name: np.empty((len(self.tensors), len(samples))) for name in METRICS}
+        block = {name: np.empty((len(self.tensors), len(samples))) for name in self._columns}
         every = self._workers.map(
             lambda name: compared(name, reference[name], other[name], samples),
             self.tensors,
             values=sum(reference[name].size for name in self.tensors),
         )
         for row, sums in enumerate(every):
-            for name in METRICS:
+            for name in block:
                 block[name][row] = sums.metric(name)
         self.samples.extend(samples)
-        for name in METRICS:
+        for name in block:
             self._columns[name].append(block[name])
 
     def metric(self, name: str) -> Floats:
-        """Shape (tensors, samples); ``name`` is one of :data:`pipeline.errors.metrics.METRICS`."""
+        """Shape (tensors, samples); ``name`` is one of :data:`pipeline.errors.metrics.METRICS`, or ``PEAK`` there."""
         blocks = self._columns[name]
         return np.concatenate(blocks, axis=1) if blocks else np.empty((len(self.tensors), 0))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -11,7 +11,9 @@ import numpy as np
 from pipeline.core.errors import InputError
 from pipeline.core.files import write_bytes, write_text
 from pipeline.errors.activations import ActivationFigures
+from pipeline.errors.doubtful import almost_zero
 from pipeline.errors.layers import Layer
+from pipeline.errors.metrics import PEAK
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,15 +21,17 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-__all__ = ["COLUMNS", "ErrorTable", "LayerInfo", "read_table"]
+__all__ = ["COLUMNS", "RELATIVE", "ErrorTable", "LayerInfo", "read_table"]
 
 Floats: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
+Mask: TypeAlias = "np.ndarray[Any, np.dtype[np.bool_]]"
 
 COLUMNS = {
     "relative_l2": "accumulated relative L2: the whole graph in INT8",
     "sqnr_db": "accumulated signal to quantisation noise, dB",
     "cosine": "accumulated cosine to FP32",
     "max_abs": "accumulated largest absolute difference",
+    PEAK: "largest absolute FP32 value",
     "local_relative_l2": "local relative L2: only this layer in INT8",
     "local_sqnr_db": "local signal to quantisation noise, dB",
     "local_cosine": "local cosine to FP32",
@@ -42,7 +46,10 @@ COLUMNS = {
     "engine_max_abs": "engine: largest absolute difference",
     "engine_int8_relative_l2": "relative L2 of the engine's tensor to the Q/DQ graph's",
 }
-"""Columns of figures and what they say. NaN: not measured or does not apply."""
+"""Columns of figures and what they say. NaN: not measured or does not apply, as a figure relative to FP32 does not
+where that is almost zero (:mod:`pipeline.errors.doubtful`)."""
+RELATIVE = tuple(name for name in COLUMNS if name.endswith(("relative_l2", "sqnr_db", "cosine")))
+"""Columns of figures relative to FP32, or (``engine_int8``) to what stands for it."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +65,8 @@ class LayerInfo:
     engine: str = ""
     """How the engine shows the tensor: empty (no engine), ``shown`` (and as what), or why not (``fused``, ``not
     compared``)."""
+    known_range: float = 0.0
+    """Largest absolute value that its operator can give; 0: not known."""
 
 
 @dataclass
@@ -74,6 +83,27 @@ class ErrorTable:
     """Which engine the engine's tensors come from, with its version."""
     engine_recorded: str = ""
     """In which way, see :class:`pipeline.engine.ways.Way`; empty without an engine, or where a file does not say."""
+
+    def almost_zero(self) -> Mask:
+        """Where FP32 is almost zero (:func:`pipeline.errors.doubtful.almost_zero`), shape (layers, samples)."""
+        peaks = self.columns.get(PEAK)
+        if peaks is None:
+            return np.zeros((len(self.layers), len(self.samples)), np.bool_)
+        return almost_zero(peaks, np.array([info.known_range for info in self.layers]))
+
+    def layers_almost_zero(self) -> dict[str, int]:
+        """Layer (its tensor) to the number of samples in which FP32 is almost zero, where there are any."""
+        counts = self.almost_zero().sum(axis=1).tolist()
+        return {info.layer.tensor: count for info, count in zip(self.layers, counts, strict=True) if count}
+
+    def without_almost_zero(self) -> ErrorTable:
+        """The table with NaN for every relative figure where FP32 is almost zero."""
+        mask = self.almost_zero()
+        columns = {
+            name: np.where(mask, np.nan, values) if name in RELATIVE else values
+            for name, values in self.columns.items()
+        }
+        return replace(self, columns=columns)
 
     def mean(self, column: str) -> Floats:
         """Mean over the samples that have a figure, shape (layers,); NaN where none has."""

@@ -27,7 +27,7 @@ _METRICS: tuple[tuple[str, Callable[[LayerSummary], float], Callable[[LayerSumma
     ("relative L2", lambda layer: layer.accumulated, lambda layer: layer.accumulated, ".4f"),
     ("worst\nsample", lambda layer: layer.accumulated_max, lambda layer: layer.accumulated_max, ".4f"),
     ("SQNR dB", lambda layer: layer.sqnr_db, lambda layer: layer.accumulated, ".1f"),
-    ("cosine", lambda layer: layer.cosine, lambda layer: float(np.sqrt(max(0.0, 2 - 2 * layer.cosine))), ".5f"),
+    ("cosine", lambda layer: layer.cosine, lambda layer: float(np.sqrt(np.maximum(0.0, 2 - 2 * layer.cosine))), ".5f"),
     ("local\nrelative L2", lambda layer: layer.local, lambda layer: layer.local, ".4f"),
     ("weights\nonly", lambda layer: layer.weights, lambda layer: layer.weights, ".4f"),
     ("activations\nonly", lambda layer: layer.activations, lambda layer: layer.activations, ".4f"),

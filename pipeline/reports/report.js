@@ -205,7 +205,7 @@ function sampleStrip(number) {
   const values = [...matrix[number]].map((value, index) => [value, data.samples[index]]).filter(([value]) => Number.isFinite(value));
   values.sort((a, b) => b[0] - a[0]);
   const text = values.slice(0, 3).map(([value, sample]) => `sample ${sample}: ${error(value)}`).join(", ");
-  return element("p", { class: "quiet" }, "worst: " + text);
+  return element("p", { class: "quiet" }, text ? "worst: " + text : "no sample has a relative error");
 }
 function select(number, keepHash) {
   const layer = layers[number];
@@ -216,8 +216,9 @@ function select(number, keepHash) {
     ["local", `${error(layer.local)} (worst sample ${error(layer.local_max)})`],
     ["weights alone", error(layer.weights)], ["activations alone", error(layer.activations)],
     ["own share", percent(layer.own_share)], ["cause", layer.cause],
-    ["SQNR", missing(layer.sqnr_db) ? "exact" : layer.sqnr_db.toFixed(1) + " dB"], ["cosine", fixed(6)(layer.cosine)], ["max absolute", error(layer.max_abs)],
+    ["SQNR", !missing(layer.sqnr_db) ? layer.sqnr_db.toFixed(1) + " dB" : layer.accumulated === 0 ? "exact" : "–"], ["cosine", fixed(6)(layer.cosine)], ["max absolute", error(layer.max_abs)],
   ];
+  if (layer.almost_zero) rows.push(["almost zero", `FP32, in ${layer.almost_zero} of ${data.samples.length} samples, which only the largest absolute error counts`]);
   if (data.engine) rows.push(["engine", layer.engineState.startsWith("shown") ? `${error(layer.engine)} to FP32, ${error(layer.engine_int8)} to the Q/DQ graph (${layer.engineState})` : layer.engineState]);
   const list = element("dl", { class: "figures" });
   for (const [key, value] of rows) list.append(element("dt", {}, key), element("dd", {}, value));

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from pipeline.errors.figures import OutputFigures, layers_remark
 from pipeline.reports.points import search_table
 
 if TYPE_CHECKING:
@@ -34,8 +35,13 @@ def summary_markdown(manifest: Manifest) -> str:
     if figures.get("top1_fp32") is not None:
         fp32, int8 = 100 * figures["top1_fp32"], 100 * figures["top1_int8"]
         lines += [f"Top-1: FP32 {fp32:.2f} %, INT8 {int8:.2f} % ({int8 - fp32:+.2f} points).", ""]
-    rows = [(f"`{output['name']}`", *_output_cells(output)) for output in figures.get("outputs", [])]
-    lines += _table(("output", "relative L2, mean", "worst sample", "cosine, mean", "arg-max agreement"), rows)
+    outputs = [OutputFigures.model_validate(output) for output in figures.get("outputs", [])]
+    header = ("output", "relative L2, mean", "worst sample", "largest absolute error", "range", "cosine, mean")
+    rows = [(f"`{output.name}`", *_output_cells(output)) for output in outputs]
+    lines += _table((*header, "arg-max agreement"), rows)
+    for output in outputs:
+        if remark := output.remark(figures["samples"]):
+            lines += ["", f"`{output.name}`: {remark}."]
     if worst := figures.get("worst", [])[:_WORST]:
         lines += [
             "",
@@ -44,14 +50,17 @@ def summary_markdown(manifest: Manifest) -> str:
             "Relative L2 error, accumulated from the input on; all layers are in `errors.csv`.",
             "",
         ]
+        zeros = layers_remark(figures.get("almost_zero_layers") or {}, figures["layers"], figures["samples"])
+        lines += [f"{zeros}.", ""] if zeros else []
         lines += _table(
-            ("layer", "operator", "mean", "worst sample"),
+            ("layer", "operator", "mean", "worst sample", "largest absolute error"),
             [
                 (
                     f"`{layer['layer']}`",
                     layer["op"],
-                    f"{layer['relative_l2_mean']:.5f}",
-                    f"{layer['relative_l2_max']:.5f}",
+                    _figure(layer["relative_l2_mean"], ".5f"),
+                    _figure(layer["relative_l2_max"], ".5f"),
+                    _figure(layer.get("max_abs"), ".4g"),
                 )
                 for layer in worst
             ],
@@ -99,16 +108,19 @@ def _mixed(entry: dict[str, Any]) -> list[str]:
     ]
 
 
-def _output_cells(output: dict[str, Any]) -> tuple[str, ...]:
-    if output.get("relative_l2_mean") is None:
-        return ("-", "-", "-", str(output.get("note") or "-"))
-    agreement = output.get("agreement")
+def _output_cells(output: OutputFigures) -> tuple[str, ...]:
     return (
-        f"{output['relative_l2_mean']:.5f}",
-        f"{output['relative_l2_max']:.5f}",
-        f"{output['cosine_mean']:.6f}",
-        "-" if agreement is None else f"{100 * agreement:.2f} %",
+        _figure(output.relative_l2_mean, ".5f"),
+        _figure(output.relative_l2_max, ".5f"),
+        _figure(output.max_abs, ".4g"),
+        _figure(output.value_range, ".4g"),
+        _figure(output.cosine_mean, ".6f"),
+        "-" if output.agreement is None else f"{100 * output.agreement:.2f} %",
     )
+
+
+def _figure(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

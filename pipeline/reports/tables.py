@@ -15,7 +15,7 @@ __all__ = ["LayerSummary", "OperatorRow", "layer_summaries", "operator_rows", "w
 
 @dataclass(frozen=True)
 class OperatorRow:
-    """Relative L2 error over all layers and samples of one operator type, in per cent."""
+    """Relative L2 error in per cent, over all layers of one operator type and the samples that have one."""
 
     op: str
     layers: int
@@ -29,7 +29,7 @@ class OperatorRow:
 
 @dataclass(frozen=True)
 class LayerSummary:
-    """One layer over all samples. NaN: not measured or does not apply."""
+    """One layer over all samples. NaN: not measured, or does not apply: relative figures where FP32 is almost zero."""
 
     order: int
     """Position in the network."""
@@ -51,6 +51,8 @@ class LayerSummary:
     """Largest part of the layer's own error: ``weights``, ``clipping``, ``rounding``, or ``none``."""
     engine: float
     engine_int8: float
+    almost_zero: int = 0
+    """Samples in which FP32 is almost zero: the relative figures are without them."""
 
 
 def operator_rows(table: ErrorTable) -> list[OperatorRow]:
@@ -89,6 +91,7 @@ def layer_summaries(table: ErrorTable) -> list[LayerSummary]:
     accumulated_max, local_max = table.maximum("relative_l2"), table.maximum("local_relative_l2")
     largest = table.maximum("max_abs")
     energies = _energy(table, "relative_l2"), _energy(table, "local_relative_l2")
+    zeros = table.almost_zero().sum(axis=1)
     summaries = []
     for row in range(len(table.layers)):
         accumulated = mean("relative_l2", row)
@@ -99,7 +102,7 @@ def layer_summaries(table: ErrorTable) -> list[LayerSummary]:
                 order=row,
                 accumulated=accumulated,
                 accumulated_max=float(accumulated_max[row]),
-                sqnr_db=-20.0 * float(np.log10(accumulated)) if accumulated > 0 else float("inf"),
+                sqnr_db=float("inf") if accumulated == 0 else -20.0 * float(np.log10(accumulated)),
                 cosine=mean("cosine", row),
                 max_abs=float(largest[row]),
                 local=mean("local_relative_l2", row),
@@ -114,6 +117,7 @@ def layer_summaries(table: ErrorTable) -> list[LayerSummary]:
                 cause=_cause(weights, activations, clipping),
                 engine=mean("engine_relative_l2", row),
                 engine_int8=mean("engine_int8_relative_l2", row),
+                almost_zero=int(zeros[row]),
             )
         )
     return summaries

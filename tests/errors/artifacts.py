@@ -24,6 +24,7 @@ from pipeline.artifact import (
     write_manifest,
 )
 from pipeline.core.files import write_json
+from pipeline.data.batching import Batch
 from pipeline.errors.capture import OrtReading
 from pipeline.placement.plan import ActivationPoint
 from pipeline.records import TensorSpec
@@ -36,8 +37,15 @@ def images(path: Path, count: int = 24, seed: int = 1) -> Path:
     return path
 
 
-def make_artifact(folder: Path, net: Network, *, calibrator: str = "minmax", data_sha256: str = "0" * 64) -> Artifact:
-    """Everything `quantize errors` reads, verified on six samples."""
+def make_artifact(
+    folder: Path,
+    net: Network,
+    *,
+    calibrator: str = "minmax",
+    data_sha256: str = "0" * 64,
+    data: list[Batch] | None = None,
+) -> Artifact:
+    """Everything `quantize errors` reads, verified on six samples or those of ``data``."""
     folder.mkdir(parents=True)
     (folder / "reports").mkdir()
     onnx.save(net.fp32, folder / FP32_MODEL)
@@ -45,7 +53,7 @@ def make_artifact(folder: Path, net: Network, *, calibrator: str = "minmax", dat
     points = tuple(ActivationPoint(tensor=name, consumers=(), rule="test") for name in net.amax)
     plan = net.plan.model_copy(update={"activations": points})
     write_json(folder / PLACEMENT, {"schema": 1, "precision": "fp32", **plan.model_dump(mode="json")})
-    data = batches()
+    data = batches() if data is None else data
     reading = OrtReading(net.fp32, list(net.amax), label="fp32", optimise=True)
     statistics = {name: TensorStatistics() for name in net.amax}
     for batch in data:

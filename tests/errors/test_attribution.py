@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import numpy as np
 import onnx
@@ -89,6 +90,24 @@ def test_weights():
     assert by_node["branch_conv"].weights_change == pytest.approx(2.0, rel=0.02)
     assert by_node["add_node"].weights_change is None
     assert set(found.figures) == {"relative L2", "agreement", "top-1"}
+
+
+def test_an_output_that_is_almost_zero_is_attributed_by_its_absolute_error():
+    def low(model):
+        shifted = onnx.ModelProto()
+        shifted.CopyFrom(model)
+        shifted.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(12), "twelve"))
+        for node in shifted.graph.node:
+            node.output[:] = ["high" if name == "logits" else name for name in node.output]
+        shifted.graph.node.append(onnx.helper.make_node("Sub", ["high", "twelve"], ["low"], "shift"))
+        shifted.graph.node.append(onnx.helper.make_node("Sigmoid", ["low"], ["logits"], "sigmoid"))
+        return Graph(shifted)
+
+    found = attribute(low(ptq.fp32), low(ptq.int8), low(_set_scale(ptq.int8, "relu_scale", 0.25)), batches())
+    assert set(found.figures) == {"largest absolute error", "agreement"}
+    before, after = found.figures["largest absolute error"]
+    assert sum(found.parts["largest absolute error"].values()) == pytest.approx(after - before)
+    assert re.match(r"largest absolute error: PTQ \d\S*e-\d\d, QAT ", found.sentences()[0])
 
 
 def test_placement():

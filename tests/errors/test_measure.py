@@ -18,8 +18,8 @@ from pipeline.errors.measure import measure
 from pipeline.errors.metrics import pair_sums
 from pipeline.errors.neighbours import neighbours
 from pipeline.errors.recorded import RecordedReading
-from pipeline.errors.table import COLUMNS, read_table
-from tests.errors.networks import batches, fake_quantised, network
+from pipeline.errors.table import COLUMNS, RELATIVE, read_table
+from tests.errors.networks import batches, chain, fake_quantised, network
 
 net = network({"relu": 0.9, "sum": 30.0})  # relu clips, sum does not
 fp32, int8 = Graph(net.fp32), Graph(net.int8)
@@ -46,7 +46,7 @@ def test_accumulated_columns(found):
     a, b = _reading(net.fp32, TENSORS), _reading(net.int8, TENSORS)
     for row, tensor in enumerate(TENSORS):
         sums = pair_sums(a[tensor].reshape(6, -1), b[tensor].reshape(6, -1))
-        for name in ("relative_l2", "sqnr_db", "cosine", "max_abs"):
+        for name in ("relative_l2", "sqnr_db", "cosine", "max_abs", "fp32_max_abs"):
             np.testing.assert_allclose(found.table.columns[name][row], sums.metric(name), rtol=1e-3)
 
 
@@ -130,7 +130,44 @@ def test_outputs_and_top_one(found):
     logits = _reading(net.fp32, ["logits"])["logits"], _reading(net.int8, ["logits"])["logits"]
     assert found.top_one.reference == pytest.approx((logits[0].argmax(1) == 1).mean())
     assert found.top_one.other == pytest.approx((logits[1].argmax(1) == 1).mean())
-    assert found.outputs["logits"].figures()["relative_l2_max"] > 0
+    assert found.outputs["logits"].relative_l2_max > 0
+
+
+def test_relative_figures_are_without_samples_in_which_fp32_is_almost_zero():
+    """One rule with the verification: a thousandth of the layer's range. Absolute errors count all the same."""
+    dim = 1
+    data, small = batches(6, 6, side=16), chain(3)
+    data[0].feeds["x"][dim] *= np.float32(1e-5)
+    graph = Graph(small.int8)
+    table = measure(Graph(small.fp32), graph, layers_of_graph(graph), data).table
+    assert table.almost_zero().tolist() == [[sample == dim for sample in range(6)]] * 3
+    assert table.layers_almost_zero() == {"conv0": 1, "conv1": 1, "conv2": 1}
+    for name, values in table.columns.items():
+        expected = name in RELATIVE
+        assert (np.isnan(values[:, dim]) == expected).all(), name
+        assert np.isfinite(np.delete(values, dim, axis=1)).all(), name
+    np.testing.assert_allclose(
+        table.mean("relative_l2"), np.delete(table.columns["relative_l2"], dim, axis=1).mean(axis=1)
+    )
+    peaks = np.abs(OrtReading(small.fp32, ["conv0"], label="", optimise=True)(data[0])["conv0"]).max(axis=(1, 2, 3))
+    np.testing.assert_allclose(table.columns["fp32_max_abs"][0], peaks, rtol=1e-6)
+
+
+def test_a_layer_that_is_almost_zero_in_all_samples_has_no_relative_figures():
+    """A sigmoid's range is 1, whatever it gives."""
+    models = [onnx.ModelProto() for _ in range(2)]
+    for model, whole in zip(models, (net.fp32, net.int8), strict=True):
+        model.CopyFrom(whole)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(12), "twelve"))
+        for node in model.graph.node:
+            node.output[:] = ["low" if name == "logits" else name for name in node.output]
+        model.graph.node.append(onnx.helper.make_node("Sub", ["low", "twelve"], ["lower"], "shift"))
+        model.graph.node.append(onnx.helper.make_node("Sigmoid", ["lower"], ["logits"], "sigmoid"))
+    found = measure(Graph(models[0]), Graph(models[1]), layers, batches())
+    output = found.outputs["logits"]
+    assert (output.relative_l2_mean, output.cosine_mean, output.almost_zero) == (None, None, 6)
+    assert 0 < output.max_abs < 1e-3
+    assert output.note.startswith("FP32 is almost zero in all of 6 samples (below 0.001 of a range of 1)")
 
 
 def test_neighbours():

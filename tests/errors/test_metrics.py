@@ -22,6 +22,7 @@ def test_figures_follow_their_definitions(a, b):
         expected = error / norm if norm else float(other > 0)
         assert sums.relative_l2[row] == pytest.approx(expected, rel=1e-12)
         assert sums.max_abs[row] == pytest.approx(np.abs(x - y).max(), rel=1e-6)
+        assert sums.peak[row] == np.abs(x).max()
         if norm and other:
             assert sums.cosine[row] == pytest.approx(np.clip(x @ y / norm / other, -1, 1), abs=1e-12)
         if expected:

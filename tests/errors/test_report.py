@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shutil
 
 import numpy as np
@@ -14,14 +15,16 @@ from click.testing import CliRunner
 from pipeline.artifact import CALIBRATION, PLACEMENT, SAMPLES, Artifact
 from pipeline.cli.diff import command as diff_command
 from pipeline.cli.errors import command as errors_command
+from pipeline.cli.inspect import command as inspect_command
 from pipeline.core.errors import InputError
 from pipeline.data import open_source
 from pipeline.errors.diff import diff_artifacts
 from pipeline.errors.engine_errors import FUSED
 from pipeline.errors.report import report_artifact
 from pipeline.errors.table import read_table
+from pipeline.reports.summary import summary_markdown
 from tests.errors.artifacts import images, make_artifact
-from tests.errors.networks import CLASSES, batches, network
+from tests.errors.networks import CLASSES, batches, chain, network
 
 net = network({"relu": 1.2})
 
@@ -363,6 +366,91 @@ def test_errors_command_json(artifact, tmp_path):
     assert value["worst"][0]["cause"] in ("weights", "clipping", "rounding")
 
 
+@pytest.fixture(scope="module")
+def dim(tmp_path_factory):
+    """An artifact of which one of four samples is almost zero in every layer."""
+    data = batches(4, 4)
+    data[0].feeds["x"][2] *= np.float32(1e-5)
+    return make_artifact(tmp_path_factory.mktemp("dim") / "net", chain(3, side=8), data=data).folder
+
+
+_REMARK = (
+    "3 of 3 layers have samples in which FP32 is almost zero (below 0.001 of the layer's range; 'conv0' in 1 of 4): "
+    "their relative error says nothing and is left out, their absolute error counts"
+)
+
+
+def test_samples_that_are_almost_zero_are_said_in_table_page_and_json(dim, tmp_path):
+    arguments = [str(dim), "--out", str(tmp_path / "out")]
+    done = CliRunner().invoke(errors_command, arguments, env={"COLUMNS": "100"})
+    assert done.exit_code == 0, done.output
+    shown = " ".join(done.output.split())
+    assert _REMARK in shown
+    assert re.search(
+        r"output relu2: relative L2 0\.\d+ \(worst 0\.\d+\), cosine 0\.9\d+, largest absolute error [\d.e-]+ "
+        r"of a range of [\d.]+; FP32 is almost zero in 1 of 4 samples",
+        shown,
+    )
+    value = json.loads(CliRunner().invoke(errors_command, [*arguments, "--json", "-q"]).stdout)
+    assert value["almost_zero"] == {"conv0": 1, "conv1": 1, "conv2": 1}
+    assert value["outputs"]["relu2"]["almost_zero"] == 1
+    assert value["outputs"]["relu2"]["relative_l2_max"] < 0.2
+    assert [layer["almost_zero"] for layer in value["worst"]] == [1, 1, 1]
+    assert all(layer["max_abs"] > 0 for layer in value["worst"])
+    page = (tmp_path / "out" / "report.html").read_text()
+    data = json.loads(page.partition('id="data">')[2].partition("</script>")[0])
+    assert _REMARK in data["notes"]
+    assert [layer["almost_zero"] for layer in data["layers"]] == [1, 1, 1]
+    outputs = data["sections"][0]
+    assert outputs["columns"][3:5] == ["largest absolute error", "range"]
+    assert "almost zero in 1 of 4 samples" in outputs["rows"][0][-1]
+
+
+def test_report_and_verification_give_the_same_figures(dim, tmp_path):
+    report = report_artifact(dim, out=tmp_path / "out")
+    verified = Artifact.open(dim).manifest.verification
+    assert report.outputs["relu2"].model_dump() == pytest.approx(verified["outputs"][0])
+    assert report.almost_zero == verified["almost_zero_layers"]
+    own = {layer["layer"]: layer for layer in report.worst}
+    for layer in verified["worst"]:
+        found = own[layer["layer"]]
+        assert found["accumulated"] == pytest.approx(layer["relative_l2_mean"])
+        assert (found["max_abs"], found["almost_zero"]) == pytest.approx((layer["max_abs"], layer["almost_zero"]))
+
+
+def test_summary_has_absolute_errors_and_says_what_is_almost_zero(dim):
+    manifest = Artifact.open(dim).manifest
+    text = summary_markdown(manifest)
+    assert "| output | relative L2, mean | worst sample | largest absolute error | range | cosine, mean |" in text
+    assert "`relu2`: FP32 is almost zero in 1 of 4 samples" in text
+    assert "| layer | operator | mean | worst sample | largest absolute error |" in text
+    assert f"{_REMARK}." in text
+    (row,) = (line for line in text.splitlines() if line.startswith("| `conv0`"))
+    (figures,) = (layer for layer in manifest.verification["worst"] if layer["layer"] == "conv0")
+    assert f"| {figures['max_abs']:.4g} |" in row
+    (output,) = (line for line in text.splitlines() if line.startswith("| `relu2`"))
+    assert f"| {manifest.verification['outputs'][0]['max_abs']:.4g} |" in output
+
+
+def test_summary_of_an_earlier_versions_manifest(dim):
+    """Without absolute errors: they are not made up."""
+    layer = {"layer": "a", "node": "n", "op": "Conv", "relative_l2_mean": 0.1, "relative_l2_max": 0.2}
+    output = {"name": "y", "relative_l2_mean": 0.5, "relative_l2_max": 0.6, "cosine_mean": 0.9, "cosine_min": 0.8}
+    figures = {"samples": 2, "layers": 1, "outputs": [output], "worst": [layer]}
+    text = summary_markdown(Artifact.open(dim).manifest.model_copy(update={"verification": figures}))
+    assert "| `y` | 0.50000 | 0.60000 | - | - | 0.900000 | - |" in text
+    assert "| `a` | Conv | 0.10000 | 0.20000 | - |" in text
+
+
+def test_inspect_has_absolute_errors_and_says_what_is_almost_zero(dim):
+    done = CliRunner().invoke(inspect_command, [str(dim)], env={"COLUMNS": "200"})
+    assert done.exit_code == 0, done.output
+    shown = " ".join(done.output.split())
+    assert "largest absolute error" in shown
+    assert "FP32 is almost zero in 1 of 4 samples" in shown
+    assert "3 of 3 layers have samples in which FP32 is almost zero" in shown
+
+
 def test_diff_command(artifact, tmp_path):
     other = make_artifact(tmp_path / "other", network({"relu": 2.4}), calibrator="entropy").folder
     done = CliRunner().invoke(diff_command, [str(artifact), str(other)], env={"COLUMNS": "100"})
@@ -450,7 +538,6 @@ def test_qat_of_another_network(artifact, tmp_path):
 
 def test_diff_of_different_networks(artifact, tmp_path):
     from pipeline.artifact import INT8_MODEL
-    from tests.errors.networks import chain
 
     other = make_artifact(tmp_path / "other", net).folder
     onnx.save(chain(2).int8, other / INT8_MODEL)
