@@ -10,19 +10,30 @@ import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import numpy as np
+
 __all__ = ["PRELOADED", "fork", "free_port", "preload", "rank_environment"]
 
 PRELOADED = (
-    "onnxruntime", "torch.distributed", "calibrators.accumulate", "pipeline.consistency.opening",
-    "pipeline.consistency.ranks", "pipeline.export", "pipeline.prepare", "pipeline.placement.planner",
+    "onnxruntime", "torch.distributed", "onnx_ir", "onnxscript.optimizer", "onnxscript.rewriter",
+    "calibrators.accumulate", "calibrators.mse", "calibrators.error", "pipeline.activations",
+    "pipeline.core.ort_capture",
+    "pipeline.consistency.launch", "pipeline.consistency.opening", "pipeline.consistency.ranks",
+    "pipeline.consistency.report", "pipeline.export", "pipeline.prepare", "pipeline.placement.planner",
+    "pipeline.placement.existing", "pipeline.placement.patterns", "pipeline.placement.rules.explain",
 )  # fmt: skip
-"""What every rank needs."""
+"""What every rank needs, and would import after the fork otherwise: sympy under onnx_ir alone takes half a second."""
 
 
 def preload(modules: Iterable[str]) -> None:
-    """Import ``modules`` before the ranks are forked."""
+    """Import ``modules`` and load the compiled loops of the statistic before the ranks are forked; starts no thread."""
     for module in modules:
         importlib.import_module(module)
+    from calibrators.accumulate import BatchAccumulator
+
+    some = BatchAccumulator()
+    some.add(np.ones((1, 8), np.float32))
+    some.statistics(0)
 
 
 def free_port() -> int:
