@@ -89,19 +89,22 @@ class ActivationPass:
         model: an ``.onnx`` file.
         tensors: intermediate tensors, graph outputs or graph inputs; floating-point.
         threads: cores to use; None: all that the process may use.
+        proto: ``model`` as an ``onnx.ModelProto``, where it was parsed already; it is not kept.
 
     Raises:
         InputError: the model cannot be read, or a tensor does not exist or is not floating-point.
         ToolError: onnxruntime refuses the model.
     """
 
-    def __init__(self, model: Path, tensors: Sequence[str], *, threads: int | None = None) -> None:
+    def __init__(
+        self, model: Path, tensors: Sequence[str], *, threads: int | None = None, proto: Any | None = None
+    ) -> None:
         self.tensors = tuple(tensors)
         self._model = model
         self._cores = threads or cpu_threads()
         self._workers = min(self._cores, _MOST_WORKERS)
         threading.Thread(target=_load_kernels, name="load-kernels", daemon=True).start()
-        proto = read_graph(model)
+        proto = read_graph(model) if proto is None else proto
         inputs = graph_inputs(proto)
         self._captured = [name for name in self.tensors if name not in inputs]
         self._session = self._open(proto)

@@ -12,13 +12,16 @@ timing, so that they are the same every time.
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from pipeline.core.errors import InputError, ToolError
+from pipeline.core.lazy import require
 from pipeline.core.ort import make_session
+from pipeline.engine.device import no_device_reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,14 +31,48 @@ if TYPE_CHECKING:
     from pipeline.data import Batch
     from plugins.statistics import DeviceArray
 
-__all__ = ["Binding", "CudaActivationPass"]
+__all__ = ["Binding", "CudaActivationPass", "check_device"]
 
 _PROVIDER: Final = "CUDAExecutionProvider"
 _MEMORY: Final = "cuda"
+_ON_CPU: Final = "calibrate with --device cpu"
 _KEPT_SHAPES: Final = 2
 """Buffers are kept for so many shapes of a batch: the usual one and the ragged last one."""
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def check_device(device: str) -> None:
+    """Whether a calibration on ``device`` can start here, asked before the work in front of it.
+
+    Args:
+        device: ``cpu`` or ``cuda``.
+
+    Raises:
+        InputError: PyCUDA is not installed, or onnxruntime has no CUDA provider.
+        ToolError: no device, or no compiler for its kernels.
+    """
+    if device != "cuda":
+        return
+    _require_provider()
+    require("pycuda.driver", extra="gpu", purpose="calibration on a CUDA device")
+    if reason := no_device_reason():
+        raise ToolError(f"calibration on a CUDA device needs one: {reason}", remedy=_ON_CPU)
+    if shutil.which("nvcc") is None:
+        raise ToolError(
+            "calibration on a CUDA device compiles its kernels, and there is no nvcc on PATH",
+            remedy=f"put the CUDA toolkit's folder bin on PATH, or {_ON_CPU}",
+        )
+
+
+def _require_provider() -> None:
+    import onnxruntime
+
+    if _PROVIDER not in onnxruntime.get_available_providers():
+        raise InputError(
+            "calibration on a CUDA device needs onnxruntime's CUDA provider, this onnxruntime has none",
+            remedy=f"pip install 'quantize-trt[gpu]', or {_ON_CPU}",
+        )
 
 
 class CudaActivationPass:
@@ -46,6 +83,7 @@ class CudaActivationPass:
         tensors: intermediate tensors, graph outputs or graph inputs; float32 or float16.
         skip_nonfinite: leave batches with a NaN or infinity out of the statistics.
         device: its number.
+        proto: ``model`` as an ``onnx.ModelProto``, where it was parsed already; kept until the first batch.
 
     Raises:
         InputError: PyCUDA is not installed, or onnxruntime has no CUDA provider.
@@ -59,17 +97,14 @@ class CudaActivationPass:
         *,
         skip_nonfinite: bool = False,
         device: int = 0,
+        proto: Any | None = None,
     ) -> None:
         import onnxruntime
 
         from plugins.statistics import GpuStatistics
 
-        if _PROVIDER not in onnxruntime.get_available_providers():
-            raise InputError(
-                "calibration on a CUDA device needs onnxruntime's CUDA provider, this onnxruntime has none",
-                remedy="pip install 'quantize-trt[gpu]', or calibrate with --device cpu",
-            )
-        self._model, self._device = model, device
+        _require_provider()
+        self._model, self._device, self._proto = model, device, proto
         self.statistics = GpuStatistics(tensors, skip_nonfinite=skip_nonfinite, device=device)
         self.stream = self.statistics.stream
         """Of the model, too."""
@@ -146,10 +181,16 @@ class CudaActivationPass:
             "cudnn_conv_algo_search": "HEURISTIC",
             "use_tf32": "0",
         }
-        session = make_session(self._model, capture=captured, providers=[(_PROVIDER, options), "CPUExecutionProvider"])
+        session = make_session(
+            self._model if self._proto is None else self._proto,
+            capture=captured,
+            external_data_dir=self._model.parent,
+            providers=[(_PROVIDER, options), "CPUExecutionProvider"],
+        )
+        self._proto = None
         if session.get_providers()[0] != _PROVIDER:
             raise ToolError(
-                "onnxruntime's CUDA provider does not start on this machine", remedy="calibrate with --device cpu"
+                "onnxruntime's CUDA provider does not start on this machine", remedy=_ON_CPU
             )
         return session
 
@@ -221,6 +262,6 @@ def _numpy_name(value: Any, tensor: str) -> str:
     if value.data_type() not in names:
         raise InputError(
             f"tensor {tensor!r} is of type {value.data_type()}; on a CUDA device float and float16 are calibrated",
-            remedy="calibrate with --device cpu",
+            remedy=_ON_CPU,
         )
     return names[value.data_type()]

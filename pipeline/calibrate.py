@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pipeline.artifact import CALIBRATION
 from pipeline.core.errors import InputError
 from pipeline.core.files import sha256_json
+from pipeline.core.ort import read_graph
 from pipeline.core.progress import SILENT, Progress
 from pipeline.floatgraph import FILE, GRAPH, check_float_graph, float_graph_sha256
 from pipeline.nonfinite import NonFiniteBatches
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from calibrators import TensorStatistics
-    from pipeline.activations import BatchStatistics, NonFinite
+    from pipeline.activations import ActivationPass, BatchStatistics, NonFinite
+    from pipeline.activations_cuda import CudaActivationPass
     from pipeline.data import Batch
 
 __all__ = ["CHECKPOINT", "CalibrationResult", "merge_passes", "run", "take"]
@@ -31,9 +33,9 @@ CHECKPOINT: Final = "partial.npz"
 
 _SHOWN: Final = 3
 _OTHER_GRAPH: Final = (
-    "leave --calibration out to make the pass now. Statistics fit the graph they were made of: those of "
-    "`quantize calibrate MODEL` a build without --equalise, those in an artifact a build with the same --equalise, "
-    "--opset and data"
+    "leave --calibration out to make the pass now. Statistics fit the graph they were made of: give `quantize "
+    "calibrate` and the build the same MODEL, --input, --profile, --opset and --equalise (with that the same data and "
+    "placement too); those in an artifact fit a build with its options"
 )
 
 
@@ -92,7 +94,8 @@ def run(
             activation (``error``), or an unknown tensor.
         ToolError: onnxruntime refuses the model or fails on a batch.
     """
-    graph = float_graph_sha256(model)
+    proto = read_graph(model)
+    graph = float_graph_sha256(model, proto)
     key = sha256_json(
         {
             "graph": graph,
@@ -112,9 +115,15 @@ def run(
         with progress.task("calibrating", total=total, unit="samples") as task:
             unseen = _passed_over(batches, frozenset(state.done), task.advance)
             if device == "cuda":
-                steps = _on_cuda(state, model, tensors, unseen, checkpoint_every, nonfinite)
+                from pipeline.activations_cuda import CudaActivationPass
+
+                on_device = CudaActivationPass(model, tensors, skip_nonfinite=nonfinite.skips, proto=proto)
+                steps = _on_cuda(state, on_device, unseen, checkpoint_every, nonfinite)
             else:
-                steps = _on_cpu(state, model, tensors, unseen, threads, nonfinite)
+                from pipeline.activations import ActivationPass
+
+                steps = _on_cpu(state, ActivationPass(model, tensors, threads=threads, proto=proto), unseen, nonfinite)
+            del proto  # as large as the model: not to be held during the pass
             for count, batch in enumerate(steps, start=1):
                 if count % checkpoint_every == 0:
                     state.save(checkpoint, key)
@@ -126,32 +135,26 @@ def run(
 
 
 def _on_cpu(
-    state: _State,
-    model: Path,
-    tensors: Sequence[str],
-    batches: Iterable[Batch],
-    threads: int | None,
-    nonfinite: NonFiniteBatches,
+    state: _State, passes: ActivationPass, batches: Iterable[Batch], nonfinite: NonFiniteBatches
 ) -> Iterator[Batch]:
     """Yield each batch when it is in ``state``."""
-    from pipeline.activations import ActivationPass
-
-    for found in ActivationPass(model, tensors, threads=threads)(batches):
+    for found in passes(batches):
         state.add(found, nonfinite)
         yield found.batch
 
 
 def _on_cuda(
     state: _State,
-    model: Path,
-    tensors: Sequence[str],
+    on_device: CudaActivationPass,
     batches: Iterable[Batch],
     checkpoint_every: int,
     nonfinite: NonFiniteBatches,
 ) -> Iterator[Batch]:
-    """Yield each batch when it is queued on the device; every ``checkpoint_every``-th one when all are in ``state``."""
+    """Yield each batch when it is queued on ``on_device``, every ``checkpoint_every``-th one when all are in ``state``.
+
+    The device is given back at the end.
+    """
     from pipeline.activations import NonFinite
-    from pipeline.activations_cuda import CudaActivationPass
 
     before = state.statistics
     queued: dict[int, Batch] = {}
@@ -163,7 +166,7 @@ def _on_cuda(
         queued.clear()
         state.statistics = {name: before[name].merge(found) for name, found in passes.collect().items()}
 
-    with CudaActivationPass(model, tensors, skip_nonfinite=nonfinite.skips) as passes:
+    with on_device as passes:
         for count, batch in enumerate(passes(batches), start=1):
             queued[batch.index] = batch
             if count % checkpoint_every == 0:

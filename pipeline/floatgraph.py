@@ -24,18 +24,21 @@ FILE = "model"
 _SHOWN = 12
 
 
-def float_graph_sha256(model: Path) -> str:
+def float_graph_sha256(model: Path, proto: Any | None = None) -> str:
     """SHA-256 over what decides the value of every tensor by name: operators with attributes, edges and weights.
 
     Not over the names of nodes and dimensions, documentation, metadata, declared shapes, the order in the file, or
     whether weights are in a file of their own.
 
+    Args:
+        proto: ``model`` as an ``onnx.ModelProto``, where it was parsed already.
+
     Raises:
         InputError: as :func:`pipeline.onnxfile.load_model`.
     """
-    from pipeline.onnxfile import load_model
+    from pipeline.onnxfile import load_model, model_of
 
-    loaded = load_model(model)
+    loaded = load_model(model) if proto is None else model_of(proto, model)
     functions = sorted(
         sha256_json([str(each.identifier()), *_edges(each), sorted(_node(node) for node in each)])
         for each in loaded.functions.values()

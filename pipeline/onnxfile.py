@@ -20,7 +20,16 @@ if TYPE_CHECKING:
 
     import onnx_ir as ir
 
-__all__ = ["DATA", "EXTERNAL_ABOVE_BYTES", "MODEL", "check_file", "external_files", "load_model", "save_model"]
+__all__ = [
+    "DATA",
+    "EXTERNAL_ABOVE_BYTES",
+    "MODEL",
+    "check_file",
+    "external_files",
+    "load_model",
+    "model_of",
+    "save_model",
+]
 
 MODEL = "model.onnx"
 DATA = "model.onnx.data"
@@ -36,7 +45,6 @@ def load_model(path: Path) -> ir.Model:
         InputError: missing, unreadable, truncated, no ONNX model, or external weights missing or too short.
     """
     import onnx
-    import onnx_ir as ir
     from google.protobuf import json_format, text_format  # type: ignore[import-untyped]
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
@@ -46,6 +54,17 @@ def load_model(path: Path) -> ir.Model:
         raise InputError(f"model {path} does not exist") from error
     except (DecodeError, json_format.ParseError, text_format.ParseError, OSError, ValueError) as error:  # by the suffix
         raise _unreadable(path, error) from error
+    return model_of(proto, path)
+
+
+def model_of(proto: Any, path: Path) -> ir.Model:
+    """What :func:`load_model` gives, of a file that was parsed already into the ``onnx.ModelProto`` ``proto``.
+
+    Raises:
+        InputError: as there.
+    """
+    import onnx_ir as ir
+
     if not proto.graph.node and not proto.graph.output:
         raise InputError(f"{path} is not a readable ONNX model: it has no graph", remedy="it may be empty or truncated")
     places = _external(proto, path)
@@ -53,7 +72,6 @@ def load_model(path: Path) -> ir.Model:
         model: ir.Model = ir.from_proto(proto)
     except Exception as error:  # onnx_ir wraps whatever it meets in its own private types
         raise _unreadable(path, error) from error
-    del proto
     ir.external_data.set_base_dir(model.graph, path.parent)
     _map_external(model, places)
     if "" not in model.graph.opset_imports:
