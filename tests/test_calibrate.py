@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from onnx import TensorProto, helper, numpy_helper, save
+from onnx import TensorProto, helper, load, numpy_helper, save
 
 import calibrators
 from calibrators import TensorStatistics, load_statistics, save_statistics
@@ -402,6 +402,39 @@ def test_a_batch_that_comes_twice(model: Path, tmp_path: Path) -> None:
         calibrate.run(model, TENSORS, [first, first], folder=tmp_path)
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_model_is_parsed_once(
+    device: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For its hash and for the pass."""
+    from pipeline.core import ort
+
+    parsed: list[Path] = []
+    given: list[Any] = []
+
+    class Pass:
+        def __init__(self, *_: Any, proto: Any, **__: Any) -> None:
+            given.append(proto)
+            raise ToolError("no card")
+
+    def once(path: Path) -> Any:
+        parsed.append(path)
+        return load(path)
+
+    monkeypatch.setattr(ort, "read_graph", lambda path: pytest.fail("parsed again"))
+    monkeypatch.setattr(activations, "read_graph", ort.read_graph)
+    monkeypatch.setattr(calibrate, "read_graph", once)
+    monkeypatch.setattr("onnx.load", lambda *_, **__: pytest.fail("parsed again"))
+    monkeypatch.setattr("pipeline.activations_cuda.CudaActivationPass", Pass)
+    if device == "cuda":
+        with pytest.raises(ToolError, match="no card"):
+            calibrate.run(model, TENSORS, batches(data()), folder=tmp_path, device=device)
+        assert given[0].graph.node
+    else:
+        calibrate.run(model, TENSORS, batches(data()), folder=tmp_path, device=device)
+    assert parsed == [model]
+
+
 def test_tensors_that_cannot_be_calibrated(model: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="tensor 'nothing' to capture does not exist"):
         calibrate.run(model, ("nothing",), batches(data()), folder=tmp_path)
@@ -562,6 +595,60 @@ def test_command_alone_in_shards_and_merged(cli: tuple[Path, Path], tmp_path: Pa
     assert "20 samples in 5 batches" in out
     assert (tmp_path / "merged.npz").read_bytes() == (tmp_path / "whole.npz").read_bytes()
     assert not list(tmp_path.glob(".*.work"))
+
+
+def test_options_that_make_another_graph_are_those_of_the_build(tmp_path: Path) -> None:
+    """A file of equal options is taken, one of others refused."""
+    from pipeline.cli.build import command as build
+    from tests.compare.networks import transformer
+
+    model = load(transformer(tmp_path / "m.onnx"))
+    model.opset_import[0].version = 19
+    save(model, tmp_path / "m.onnx")
+    np.save(tmp_path / "data.npy", np.random.default_rng(0).standard_normal((24, 16, 32)).astype(np.float32))
+    given = [tmp_path / "m.onnx", "--data", tmp_path / "data.npy", "--profile", "x=1x16x32,4x16x32,8x16x32"]
+    files = {}
+    for name, flags in (("plain", ()), ("opset", ("--opset", 19)), ("equalised", ("--equalise",))):
+        files[name] = tmp_path / f"{name}.npz"
+        code, _, said = invoke(*given, *flags, "-o", files[name])
+        assert code == 0, said
+    graphs = {name: load_statistics(path)[1]["graph"] for name, path in files.items()}
+    assert len(set(graphs.values())) == 3
+    for flags, fitting in ((("--opset", 19), "opset"), (("--equalise",), "equalised"), ((), "plain")):
+        for name, path in files.items():
+            arguments = [*given, "--target", "onnx", "--out", tmp_path / f"{fitting}-{name}", *flags]
+            done = CliRunner().invoke(build, [str(item) for item in (*arguments, "--calibration", path, "--quiet")])
+            said = " ".join(done.output.split())
+            assert (done.exit_code == 0) == (name == fitting), said
+            if name != fitting:
+                assert "has statistics of another float graph" in said
+                assert "the same MODEL, --input, --profile, --opset and --equalise" in said
+
+
+def test_an_example_input_is_for_a_model_in_python(cli: tuple[Path, Path], tmp_path: Path) -> None:
+    code, _, error = invoke(cli[0], "--data", cli[1], "--input", "x:1x3x8x8:float32", "-o", tmp_path / "c.npz")
+    assert code == 2
+    assert "--input x is given with the .onnx file" in error
+
+
+def test_an_opset_without_an_effect_is_a_warning(cli: tuple[Path, Path], tmp_path: Path) -> None:
+    profile = "x=1x3x8x8,4x3x8x8,8x3x8x8"
+    code, _, error = invoke(
+        cli[0], "--data", cli[1], "--profile", profile, "--opset", 18, "--include", "conv1", "-o", tmp_path / "c.npz"
+    )
+    assert code == 0, error
+    assert "warning: --opset 18 has no effect: the model has opset 17" in error
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [("--opset", "17"), ("--equalise",), ("--input", "x:1:float32"), ("--profile", "x=1"), ("--exclude", "Conv")],
+    ids=lambda flags: flags[0],
+)
+def test_an_artifact_is_calibrated_as_it_is(flags: tuple[str, ...], tmp_path: Path) -> None:
+    code, _, error = invoke(tmp_path, "--data", "d.npy", *flags, "-o", tmp_path / "c.npz")
+    assert code == 2
+    assert f"{flags[0]} has no effect here: it is for a model that is prepared here" in error
 
 
 @pytest.mark.parametrize(

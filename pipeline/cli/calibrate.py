@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from pipeline.core.progress import Progress
 
 _OUT = Path("calibration.npz")
+_PLACEMENT = ("include", "exclude", "rules_off")
+_GRAPH = ("inputs", "profiles", "opset", "equalise")
+_OF_A_MODEL = (*_GRAPH, *_PLACEMENT)
+"""Options that decide which graph is calibrated, and where."""
 
 
 @click.command(cls=JsonCommand)
@@ -30,7 +34,10 @@ _OUT = Path("calibration.npz")
 @click.option("--samples", type=int, help="Samples to calibrate on [128, or as in the artifact].")
 @click.option("--batch-size", type=int, default=8, show_default=True, help="Samples per batch.")
 @preprocess_option
+@click.option("--input", "inputs", multiple=True, metavar="NAME:SHAPE:DTYPE", help="As for `quantize build`.")
 @click.option("--profile", "profiles", multiple=True, metavar="NAME=MIN,OPT,MAX[;...]", help="As for `quantize build`.")
+@click.option("--opset", type=int, default=17, show_default=True, help="As for `quantize build`.")
+@click.option("--equalise", is_flag=True, help="As for `quantize build`, which then needs it too.")
 @click.option("--shard", metavar="I/N", help="Only the I-th of N parts of the batches (0/2 and 1/2), to merge later.")
 @click.option("--shards", default="cyclic", help="Under torchrun, who takes which batch: cyclic, blocks, scattered.")
 @click.option(
@@ -59,7 +66,8 @@ def command(
 ) -> None:
     """Gather the statistics of MODEL (an artifact, .onnx file or callable) on --data, for every calibrator at once.
 
-    The file goes into `quantize build --calibration FILE --calibrator NAME`, which then needs no pass over the data. A
+    The file goes into `quantize build --calibration FILE --calibrator NAME`, which then needs no pass over the data; it
+    refuses the file where --opset, --input, --profile, --equalise or the placement make another graph of MODEL. A
     killed pass goes on where it was when the same command is given again. On several machines, give each its
     --shard I/N and join the files:
 
@@ -95,6 +103,8 @@ def command(
             "no calibration data is given (--data)",
             remedy="give a folder of images, .npy, .npz or file.py:callable; random data is never used",
         )
+    if Path(sources[0]).is_dir():
+        refuse_idle(_OF_A_MODEL, "a model that is prepared here; an artifact's graph is taken as it is", "give a model")
     with explain_os_errors(out):
         taken = out.is_dir()
     if taken:
@@ -113,11 +123,13 @@ def command(
 
 def _alone(model: str, out: Path, flags: Mapping[str, Any], progress: Progress) -> CalibrationResult:
     from pipeline import calibrate
+    from pipeline.activations_cuda import check_device
     from pipeline.consistency.shares import rank_batches
     from pipeline.core.files import link_or_copy
     from pipeline.runner import StageRunner
 
     rank, size = _part(flags["shard"])
+    check_device(flags["device"])
     folder = out.absolute().with_name(f".{out.name}.{rank}-of-{size}.work")
     with StageRunner(folder, progress).locked():
         opened = _open(model, flags, folder, progress)
@@ -156,9 +168,11 @@ def _over_ranks(
         raise InputError("--shard is for passes that are merged later; torchrun shares the batches out by itself")
     limit_s = flags["rank_timeout"]
     with rank_session(backend=flags["backend"], limit_s=limit_s, verbose=verbose, as_json=as_json) as group:
+        from pipeline.activations_cuda import check_device
         from pipeline.consistency.distributed import calibrate_ranks, check_agreement, measure_on
         from pipeline.consistency.group import PREPARING
 
+        check_device(flags["device"])
         group.phase("preparing the model", patience=PREPARING)
         shown = progress if group.rank == 0 else SILENT
         with tempfile.TemporaryDirectory(prefix="quantize-calibrate-") as name:
@@ -174,25 +188,33 @@ def _over_ranks(
 
 
 def _open(model: str, flags: Mapping[str, Any], folder: Path, progress: Progress) -> Opened:
+    from pipeline.combinations import idle_for_model
     from pipeline.config import BuildConfig, validated
     from pipeline.consistency.opening import open_work
 
-    given = {key: flags[key] for key in ("data", "preprocess", "profiles", "samples", "batch_size", "on_nonfinite")}
-    placement = {key: flags[key] for key in ("include", "exclude", "rules_off")}
+    given = {key: flags[key] for key in ("data", "preprocess", "samples", "batch_size", "on_nonfinite", *_GRAPH)}
+    placement = {key: flags[key] for key in _PLACEMENT}
     config = validated(BuildConfig, {**given, "model": model, "out": folder, "placement": placement}, origin="options")
-    return open_work(
+    opened = open_work(
         model,
         config.data,
         folder=folder,
         preprocess=config.preprocess,
+        inputs=config.inputs,
         profiles=config.profiles,
+        opset=config.opset,
         placement=config.placement,
+        equalise=config.equalise,
         samples=config.samples,
         batch_size=config.batch_size,
         on_nonfinite=config.on_nonfinite,
         shard=flags["shards"],
         progress=progress,
     )
+    if opened.opset is not None:
+        for text in idle_for_model(config, prequantized=False, equalised=opened.equalised, opset=opened.opset):
+            progress.warn(text)
+    return opened
 
 
 def _part(text: str | None) -> tuple[int, int]:

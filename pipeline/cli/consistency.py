@@ -266,10 +266,12 @@ def _across_ranks(
 
     limit_s = flags["rank_timeout"]
     with rank_session(backend=flags["backend"], limit_s=limit_s, verbose=verbose, as_json=as_json) as group:
+        from pipeline.activations_cuda import check_device
         from pipeline.consistency.distributed import measure_on
         from pipeline.consistency.group import PREPARING
         from pipeline.consistency.ranks import check_ranks
 
+        check_device(flags["device"])
         group.phase("preparing the model", patience=PREPARING)
         shown = progress if group.rank == 0 else SILENT
         with tempfile.TemporaryDirectory(prefix="quantize-consistency-") as folder:

@@ -17,7 +17,7 @@ from pipeline.data import open_again, open_source, split_source
 
 if TYPE_CHECKING:
     from pipeline.artifact import Manifest
-    from pipeline.config import PlacementConfig, Preprocess, Profile
+    from pipeline.config import InputSpec, PlacementConfig, Preprocess, Profile
     from pipeline.core.progress import Progress
     from pipeline.placement import PlacementPlan
 
@@ -27,11 +27,23 @@ __all__ = ["Opened", "open_work"]
 class Opened:
     """The work, and what made it."""
 
-    def __init__(self, work: Work, plan: PlacementPlan, model_sha256: str) -> None:
+    def __init__(
+        self,
+        work: Work,
+        plan: PlacementPlan,
+        model_sha256: str,
+        *,
+        opset: int | None = None,
+        equalised: bool = False,
+    ) -> None:
         self.work = work
         self.plan = plan
         self.model_sha256 = model_sha256
         """Over the prepared model and its external weights."""
+        self.opset = opset
+        """Of the exported model; None: an artifact's is taken as it is."""
+        self.equalised = equalised
+        """Channels of some tensor were equalised here."""
 
 
 def open_work(
@@ -40,8 +52,11 @@ def open_work(
     *,
     folder: Path,
     preprocess: Preprocess | None = None,
+    inputs: tuple[InputSpec, ...] = (),
     profiles: tuple[Profile, ...] = (),
+    opset: int = 17,
     placement: PlacementConfig | None = None,
+    equalise: bool = False,
     samples: int | None = None,
     batch_size: int = 8,
     on_nonfinite: str = "error",
@@ -54,6 +69,7 @@ def open_work(
         model: an artifact folder (its float model and placement are taken as they are), ``.onnx`` file or callable.
         data: as ``--data`` of `quantize build`.
         folder: where the exported and prepared models go.
+        inputs, profiles, opset, placement, equalise: as of a build; nothing of an artifact.
         samples: how many calibrate; None: as in the artifact, or the default of `quantize build`.
 
     Raises:
@@ -61,25 +77,35 @@ def open_work(
             no tensor to calibrate.
     """
     path = Path(model)
+    exported_opset, equalised = None, False
     if path.is_dir():
         prepared, plan, manifest = _from_artifact(path)
-        inputs, samples = manifest.inputs, samples or manifest.data.calibration_samples
+        specs, samples = manifest.inputs, samples or manifest.data.calibration_samples
         source = open_again(manifest, data, preprocess, progress=progress)
-        chosen = split_source(source, inputs, samples=samples, verify=None, labelled=False)
+        chosen = split_source(source, specs, samples=samples, verify=None, labelled=False)
     else:
         from pipeline import export, prepare
         from pipeline.config import PlacementConfig
         from pipeline.data import batched, select
         from pipeline.placement import make_plan
 
-        exported = export.run(model, profiles=profiles, folder=folder / "export", progress=progress)
+        exported = export.run(
+            model, inputs=inputs, profiles=profiles, opset=opset, folder=folder / "export", progress=progress
+        )
         source = open_source(data, exported.inputs, preprocess)
         chosen = split_source(source, exported.inputs, samples=samples, verify=None, labelled=False)
         few = frozenset(sorted(chosen.calibration)[: max(2, batch_size)])
         feeds = [batch.feeds for batch in batched(select(source, few), batch_size, exported.inputs)]
         result = prepare.run(exported.model_path, folder=folder / "prepare", sample_feeds=feeds[:1], progress=progress)
-        prepared, inputs = result.model_path, result.inputs
-        plan = make_plan(prepared, placement or PlacementConfig())
+        prepared, specs, exported_opset = result.model_path, result.inputs, exported.opset
+        placement = placement or PlacementConfig()
+        if equalise:
+            from pipeline.placement import equalise as stage
+
+            every = batched(select(source, chosen.calibration), batch_size, specs)
+            done = stage.run(prepared, every, folder=folder / "equalise", config=placement, progress=progress)
+            prepared, equalised = done.model_path, bool(done.tensors)
+        plan = make_plan(prepared, placement)
     if not plan.tensors:
         raise InputError(
             f"{model} has no tensor to calibrate"
@@ -91,12 +117,12 @@ def open_work(
         tensors=plan.tensors,
         source=source,
         samples=tuple(sorted(chosen.calibration)),
-        inputs=inputs,
+        inputs=specs,
         batch_size=batch_size,
         on_nonfinite=on_nonfinite,
         shard=shard,
     )
-    return Opened(work, plan, _model_sha256(prepared))
+    return Opened(work, plan, _model_sha256(prepared), opset=exported_opset, equalised=equalised)
 
 
 def _from_artifact(folder: Path) -> tuple[Path, PlacementPlan, Manifest]:
