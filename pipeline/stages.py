@@ -214,15 +214,17 @@ class Build:
         return self.config.targets or default_targets()
 
     def check_early(self) -> tuple[str, ...]:
-        """What files and names show to be wrong at once, before a model is loaded.
+        """What files, names and the machine show to be wrong at once, before a model is loaded.
 
         Returns:
             Warnings about them.
 
         Raises:
-            InputError: a file that is not there or not what it should be, preprocessing of arrays, or the name of a
-                placement rule that does not exist.
+            InputError: a file that is not there or not what it should be, preprocessing of arrays, the name of a
+                placement rule that does not exist, or packages for the device to calibrate on are missing.
+            ToolError: that device is missing.
         """
+        from pipeline.activations_cuda import check_device
         from pipeline.data import check_source
         from pipeline.placement.rule import rules_in_force
 
@@ -231,7 +233,9 @@ class Build:
         rules_in_force(config.placement.rules_off)
         if config.labels is not None and not config.labels.is_file():
             raise InputError(f"labels {config.labels} do not exist")
-        if config.calibration is not None and not config.calibration.is_file():
+        if config.calibration is None:
+            check_device(config.device)
+        elif not config.calibration.is_file():
             raise InputError(
                 f"calibration {config.calibration} does not exist", remedy="`quantize calibrate` writes one"
             )

@@ -61,6 +61,7 @@ def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
 @click.option("--batch-size", type=int, help="Samples per batch [8]; what ema calibrators see as one step.")
 @preprocess_option
 @click.option("--on-nonfinite", type=click.Choice(["error", "skip"]), help="A NaN or Inf in an activation [error].")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Where the float model is calibrated [cpu].")
 @click.option("--include", multiple=True, help="Quantise these nodes although a rule says no (repeatable).")
 @click.option("--exclude", multiple=True, help="Keep these nodes float (repeatable).")
 @click.option("--rule-off", "rules_off", multiple=True, help="Switch off a placement rule (repeatable).")

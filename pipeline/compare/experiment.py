@@ -74,6 +74,7 @@ def run_experiment(
     if on_card:
         require_tensorrt()
     preparation = Preparation(config, progress=progress)
+    preparation.check()
     with (
         preparation.runner.locked(),
         open_workers(1 if on_card else config.workers, config.address, progress) as workers,

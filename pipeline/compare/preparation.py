@@ -55,6 +55,7 @@ class Preparation:
 
     Raises (all methods):
         InputError: model, data, labels or options do not fit.
+        ToolError: there is no device to calibrate on.
     """
 
     def __init__(self, config: CompareConfig, *, progress: Progress) -> None:
@@ -63,9 +64,13 @@ class Preparation:
         self.build = stages.Build(config, force=False, fresh=False, progress=progress)
         self.runner = self.build.runner
 
+    def check(self) -> None:
+        """What is wrong before any work, as for a build."""
+        for text in self.build.check_early():
+            self.progress.warn(text)
+
     def begin(self) -> None:
         """Export, prepare, split and calibrate."""
-        self.build.check_early()
         self.exported: Finished[ExportResult] = self.build.export()
         self.source, self.split = self._data(self.exported.result)
         self.labels = self._labels()
