@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 
 from pipeline.config import InputSpec, Profile
@@ -13,6 +14,7 @@ from pipeline.core.errors import CheckFailed, InputError, ToolError
 from pipeline.core.files import sha256_file
 from pipeline.equivalence import run_model
 from pipeline.export import ExportResult, run
+from pipeline.export.names import strip_prefix
 from pipeline.onnxfile import load_model
 
 MODELS = '''
@@ -57,6 +59,18 @@ class Baked(nn.Module):
 class Singular(nn.Module):
     def forward(self, x):
         return torch.linalg.svd(x)[1]
+
+
+class Positions(nn.Module):
+    """The exporter compares sizes outside every module, beside constants of the outermost one."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.words, self.positions = nn.Embedding(16, 4), nn.Embedding(8, 4)
+
+    def forward(self, ids):
+        return self.words(ids) + self.positions(torch.arange(ids.shape[1]))[None]
 
 
 class Broken(nn.Module):
@@ -127,6 +141,41 @@ def test_nodes_and_weights_are_named_after_modules(net: ExportResult) -> None:
     assert {"stem.0.weight", "stem.1.running_mean", "head.bias"} <= {weight.name for weight in graph.initializer}
     conv = next(node for node in graph.node if node.op_type == "Conv")
     assert list(conv.output) == ["/stem/0/Conv_output_0"]
+
+
+def test_a_node_outside_every_module_shares_no_name_with_one_inside(models: str, tmp_path) -> None:
+    result = run(
+        f"{models}:Positions",
+        inputs=(InputSpec(name="ids", shape=(1, 4), dtype="int64"),),
+        profiles=(Profile.parse("ids=1x2,2x4,4x8"),),
+        folder=tmp_path,
+    )
+    graph = onnx.load(result.model_path).graph
+    names = [node.name for node in graph.node]
+    tensors = [name for node in graph.node for name in node.output] + [value.name for value in graph.initializer]
+    assert result.exporter == "dynamo"
+    assert len(set(names)) == len(names)
+    assert len(set(tensors)) == len(tensors)
+    assert "words.weight" in tensors
+
+
+def test_a_stripped_name_that_is_taken_is_numbered() -> None:
+    def node(name: str) -> ir.Node:
+        made = ir.node("Relu", [x], name=name)
+        made.outputs[0].name = f"{name}_output_0"
+        return made
+
+    x = ir.Value(name="x", shape=ir.Shape([1]), type=ir.TensorType(ir.DataType.FLOAT))
+    inside, outside, second = node("/module/Relu"), node("/Relu"), node("/module/a/Relu")
+    weight = ir.Value(name="module.w", const_value=ir.tensor([1.0], name="module.w"))
+    taken = ir.Value(name="w", const_value=ir.tensor([2.0], name="w"))
+    graph = ir.Graph(
+        [x], [], nodes=[inside, outside, second], initializers=[weight, taken], opset_imports={"": 17}, name="g"
+    )
+    strip_prefix(ir.Model(graph, ir_version=9), "module")
+    assert [made.name for made in graph] == ["/Relu_1", "/Relu", "/a/Relu"]
+    assert [made.outputs[0].name for made in graph] == ["/Relu_1_output_0", "/Relu_output_0", "/a/Relu_output_0"]
+    assert sorted(graph.initializers) == ["w", "w_1"]
 
 
 def test_module_is_in_eval_mode_and_agrees_with_torch(net: ExportResult) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.onnxgraph import all_graphs
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     import onnx_ir as ir
 
@@ -52,19 +52,52 @@ def _path(text: str | None) -> str:
 
 
 def strip_prefix(model: ir.Model, prefix: str) -> None:
-    """Take the wrapper module's name out of the names of weights (``module.``), nodes and tensors (``/module/``)."""
+    """Take the wrapper module's name out of the names of weights (``module.``), nodes and tensors (``/module/``).
+
+    A name that is taken, such as that of a node which the exporter put outside every module, gets ``_1``, ``_2`` ...
+    """
     outer = f"/{prefix}/"
+    nodes = _Names(node.name for graph in all_graphs(model) for node in graph)
+    values = _Names(value.name for graph in all_graphs(model) for value in _values(graph))
     for graph in all_graphs(model):
         keep = {id(value) for value in (*graph.inputs, *graph.outputs)}
         for value in list(graph.initializers.values()):
-            if id(value) not in keep and value.name is not None:
-                value.name = value.name.removeprefix(f"{prefix}.")
+            if id(value) not in keep and value.name is not None and value.name.startswith(f"{prefix}."):
+                value.name = values.free(value.name.removeprefix(f"{prefix}."))
         for node in graph:
-            if node.name is not None and node.name.startswith(outer):
-                node.name = node.name[len(outer) - 1 :]
+            old = node.name
+            if old is not None and old.startswith(outer):
+                node.name = nodes.free(old[len(outer) - 1 :])
             for value in node.outputs:
-                if id(value) not in keep and value.name is not None and value.name.startswith(outer):
-                    value.name = value.name[len(outer) - 1 :]
+                if id(value) in keep or value.name is None or not value.name.startswith(outer):
+                    continue
+                own = bool(old) and value.name.startswith(f"{old}_output_")
+                value.name = values.free(
+                    f"{node.name}{value.name[len(old or '') :]}" if own else value.name[len(outer) - 1 :]
+                )
+
+
+def _values(graph: ir.Graph) -> Iterator[ir.Value]:
+    yield from graph.inputs
+    yield from graph.initializers.values()
+    for node in graph:
+        yield from node.outputs
+
+
+class _Names:
+    """The names in use, and new ones beside them."""
+
+    def __init__(self, names: Iterable[str | None]) -> None:
+        self._taken = set(names)
+
+    def free(self, name: str) -> str:
+        """``name``, or where that is taken ``name_1``, ``name_2`` ..., which is taken from now on."""
+        found, count = name, 0
+        while found in self._taken:
+            count += 1
+            found = f"{name}_{count}"
+        self._taken.add(found)
+        return found
 
 
 def name_dimensions(model: ir.Model, dynamic: Mapping[str, Mapping[int, str]]) -> None:
