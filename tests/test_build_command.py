@@ -16,6 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.forked_cli import quantize
+from tests.once import once
+
 PROFILE = "x=1x3x16x16,4x3x16x16,8x3x16x16"
 MODEL = """
 import torch
@@ -40,15 +43,19 @@ def net():
 """
 
 
-def quantize(*args: str | Path, timeout: float = 300, **options: Any) -> subprocess.CompletedProcess[str]:
+def fresh(*args: str | Path) -> subprocess.CompletedProcess[str]:
+    """The command in an interpreter that has imported nothing."""
     command = [sys.executable, "-m", "pipeline.cli", *map(str, args)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, **options)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with net.py, its export net.onnx, data.npz (24 samples) and labels."""
-    folder = tmp_path_factory.mktemp("inputs")
+    """A folder with net.py, its export net.onnx and data.npz (24 samples)."""
+    return once(tmp_path_factory, "build-inputs", write_inputs)
+
+
+def write_inputs(folder: Path) -> None:
     (folder / "net.py").write_text(MODEL)
     samples = np.random.default_rng(0).normal(size=(24, 3, 16, 16)).astype(np.float32)
     np.savez(folder / "data.npz", x=samples)
@@ -60,7 +67,6 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "    output_names=['y'], dynamic_axes={'x': {0: 'N'}, 'y': {0: 'N'}}, opset_version=17, dynamo=False)"
     )
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, capture_output=True)
-    return folder
 
 
 def build_args(inputs: Path, out: Path, *more: str | Path, model: str = "net.onnx") -> list[str | Path]:
@@ -72,10 +78,11 @@ def build_args(inputs: Path, out: Path, *more: str | Path, model: str = "net.onn
 
 @pytest.fixture(scope="module")
 def built(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("built") / "net"
-    done = quantize(*build_args(inputs, out))
-    assert done.returncode == 0, done.stderr
-    return out
+    def build(folder: Path) -> None:
+        done = fresh(*build_args(inputs, folder / "net"))
+        assert done.returncode == 0, done.stderr
+
+    return once(tmp_path_factory, "build-built", build) / "net"
 
 
 def test_the_artifact_is_complete(built: Path) -> None:
@@ -96,7 +103,7 @@ def test_the_artifact_is_complete(built: Path) -> None:
     assert "x" in scales["tensors"]
     assert set(scales["tensors"]["x"]) >= {"amax", "scale", "calibrator", "samples", "min", "max", "zeros"}
     assert scales["weights"]
-    assert quantize("verify", built).returncode == 0
+    assert fresh("verify", built).returncode == 0
 
 
 def test_a_second_build_gives_the_same_bytes_and_runs_nothing(inputs: Path, built: Path, tmp_path: Path) -> None:
@@ -113,7 +120,7 @@ def test_a_second_build_gives_the_same_bytes_and_runs_nothing(inputs: Path, buil
 
 def test_json_summary_and_quiet(inputs: Path, built: Path, tmp_path: Path) -> None:
     shutil.copytree(built, tmp_path / "net")
-    done = quantize(*build_args(inputs, tmp_path / "net", "--json", "--quiet"))
+    done = fresh(*build_args(inputs, tmp_path / "net", "--json", "--quiet"))
     assert done.returncode == 0
     assert done.stderr == ""
     assert json.loads(done.stdout)["calibration"]["calibrator"] == "mse"
@@ -152,7 +159,7 @@ def test_a_pytorch_model_builds(inputs: Path, tmp_path: Path) -> None:
     model = f"{inputs / 'net.py'}:net"
     args = build_args(inputs, tmp_path / "net", "--input", "x:1x3x16x16:float32")
     args[1] = model
-    done = quantize(*args, "--json")
+    done = fresh(*args, "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["source"]["kind"] == "python"
 
