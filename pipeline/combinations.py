@@ -24,25 +24,32 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DEPENDENT",
+    "PASS",
     "Dependent",
     "Idle",
     "Need",
+    "Situation",
     "check_engine_options",
     "check_options",
+    "given_options",
+    "idle_among",
     "idle_for_model",
     "idle_options",
+    "refuse",
 ]
 
 
 @dataclass(frozen=True)
 class Situation:
-    """What a build was asked for."""
+    """What a build, or an experiment, was asked for."""
 
     given: dict[str, Any]
     """Options by their key in ``build.yaml``, dotted; those left out, or given only as their default, are not there."""
     targets: tuple[str, ...]
     search: bool = False
     """Mixed precision, by a target or a point of an earlier search."""
+    artifact: bool = True
+    """One is made; False: an experiment without --build."""
 
 
 @dataclass(frozen=True)
@@ -170,9 +177,18 @@ def check_options(
     Raises:
         InputError: an option has no effect; or a target cannot do what an option asks for.
     """
+    refuse(options, targets, idle_options(config, options, targets, typed=typed))
+
+
+def refuse(options: BuildOptions, targets: Sequence[str], idle: Sequence[Idle]) -> None:
+    """Refuse what a target cannot do, then the first of ``idle``.
+
+    Raises:
+        InputError: there is one.
+    """
     _refuse_for_targets(options, targets)
-    for idle in idle_options(config, options, targets, typed=typed):
-        raise idle.refusal()
+    for each in idle:
+        raise each.refusal()
 
 
 def check_engine_options(options: BuildOptions, targets: Sequence[str]) -> None:
@@ -181,10 +197,8 @@ def check_engine_options(options: BuildOptions, targets: Sequence[str]) -> None:
     Raises:
         InputError: as there.
     """
-    _refuse_for_targets(options, targets)
     given = {f"engine.{key}": value for key, value in _given(options)}
-    for idle in _idle(Situation(given=given, targets=tuple(targets))):
-        raise idle.refusal()
+    refuse(options, targets, idle_among(DEPENDENT, Situation(given=given, targets=tuple(targets))))
 
 
 def idle_options(
@@ -195,8 +209,13 @@ def idle_options(
     Args:
         options, targets, typed: as in :func:`check_options`.
     """
-    given = dict(_given(config, typed)) | {f"engine.{key}": value for key, value in _given(options, typed, "engine.")}
-    return _idle(Situation(given=given, targets=tuple(targets), search=config.mixed.wanted))
+    given = given_options(config, options, typed)
+    return idle_among(DEPENDENT, Situation(given=given, targets=tuple(targets), search=config.mixed.wanted))
+
+
+def given_options(config: BuildConfig, options: BuildOptions, typed: Collection[str]) -> dict[str, Any]:
+    """:attr:`Situation.given` of a configuration and its engine options; ``typed`` as in :func:`check_options`."""
+    return dict(_given(config, typed)) | {f"engine.{key}": value for key, value in _given(options, typed, "engine.")}
 
 
 def idle_for_model(config: BuildConfig, *, prequantized: bool, equalised: bool, opset: int) -> tuple[str, ...]:
@@ -229,9 +248,10 @@ def idle_for_model(config: BuildConfig, *, prequantized: bool, equalised: bool, 
     return tuple(warnings)
 
 
-def _idle(situation: Situation) -> tuple[Idle, ...]:
+def idle_among(table: Sequence[Dependent], situation: Situation) -> tuple[Idle, ...]:
+    """The options of ``table`` that do nothing in ``situation``, each once, in its order."""
     found: dict[str, Idle] = {}
-    for option in DEPENDENT:
+    for option in table:
         if option.key not in situation.given or option.need.met(situation):
             continue
         if option.already is None or situation.given[option.key] != option.already:

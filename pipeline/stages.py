@@ -51,19 +51,27 @@ _FAR = 0.1
 """Relative L2 of an output: MiniLM has 0.16 without and 0.07 with equalised channels."""
 
 
-def build(config: BuildConfig, *, force: bool = False, fresh: bool = False, progress: Progress = SILENT) -> Artifact:
+def build(
+    config: BuildConfig,
+    *,
+    force: bool = False,
+    fresh: bool = False,
+    targets: Sequence[str] | None = None,
+    progress: Progress = SILENT,
+) -> Artifact:
     """Run every stage that has no finished result of equal inputs, and package the artifact into ``config.out``.
 
     Args:
         force: replace the artifact of another model.
         fresh: take nothing from an earlier run.
+        targets: those of ``config``, where its options were checked for them already; None: that is done here.
 
     Raises:
         InputError, ToolError: as the stages say; what was finished before stays finished.
         CheckFailed: as the stages say; or no mix of precisions meets the target, in which case the artifact is written
             with the nearest one.
     """
-    return Build(config, force=force, fresh=fresh, progress=progress).run()
+    return Build(config, force=force, fresh=fresh, progress=progress).run(targets)
 
 
 @dataclass(frozen=True)
@@ -95,14 +103,16 @@ class Build:
         self.runner = StageRunner(self.out / WORK, progress)
         self.engine_options: BuildOptions = validated(BuildOptions, config.engine, origin="engine options")
 
-    def run(self) -> Artifact:
+    def run(self, targets: Sequence[str] | None = None) -> Artifact:
+        """As :func:`build`, with its ``targets``."""
         import calibrators
         from pipeline.data import check_class_scores, load_labels
         from pipeline.verify import doubts as far_from_float
 
         calibrator = calibrators.get(self.config.calibrator.name, self.config.calibrator.params)
-        targets = self.targets()
-        check_options(self.config, self.engine_options, targets)
+        if targets is None:
+            targets = self.targets()
+            check_options(self.config, self.engine_options, targets)
         doubts = self.check_early()
         wanted = self.mixed_target()
         package.check_folder(self.out, force=self.force)

@@ -222,6 +222,31 @@ def test_defaults_that_are_written_out_ask_for_nothing(configured: Configured) -
     check_options(config, BuildOptions.model_validate(config.engine), ("onnx",))
 
 
+def test_options_and_targets_are_asked_for_once(
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def counted(name: str, function: Any) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
+            asked.append(name)
+            return function(*arguments, **options)
+
+        return call
+
+    monkeypatch.setattr(combinations, "idle_among", counted("idle", combinations.idle_among))
+    monkeypatch.setattr(combinations, "_refuse_for_targets", counted("can do", combinations._refuse_for_targets))
+    monkeypatch.setattr(stages.Build, "targets", counted("targets", stages.Build.targets))
+    code, said = run(inputs, tmp_path / "out", "--data", "nowhere")
+    assert code == 2
+    assert "--data nowhere does not exist" in said
+    assert asked == ["targets", "idle", "can do"]
+    asked.clear()
+    with pytest.raises(InputError, match="no effect here"):
+        stages.build(config(mixed={"samples": 8}, targets=("onnx",)))
+    assert asked == ["targets", "idle", "can do"], "from Python too"
+
+
 def test_an_engine_option_on_the_command_line_leaves_the_file_its_others(inputs: Path, tmp_path: Path) -> None:
     (tmp_path / "build.yaml").write_text("engine: {max_aux_streams: 1}\n")
     from pipeline.cli.build import _merge

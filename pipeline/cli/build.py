@@ -18,6 +18,7 @@ from pipeline.cli.common import (
     user_errors,
 )
 from pipeline.cli.engine_options import engine_options, options_from
+from pipeline.cli.idle import without_idle
 from pipeline.cli.mixed_options import MIXED, mixed_options, mixed_table
 from pipeline.cli.tables import print_table
 from pipeline.core.errors import CheckFailed, InputError, QuantizeError
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from pipeline.artifact import Artifact
+    from pipeline.combinations import Idle
     from pipeline.config import BuildConfig
     from pipeline.core.progress import Progress
     from pipeline.engine.records import BuildOptions
@@ -131,9 +133,9 @@ def command(
     flags["engine"] = engine.model_dump(mode="json", exclude_unset=True)
     values = load_config(flags["config"]) if flags["config"] else {}
     origin = str(flags["config"]) if flags["config"] else "options"
-    config = _effective(_merge(values, flags, origin), _typed_keys(flags), origin, progress)
+    config, targets = _effective(_merge(values, flags, origin), _typed_keys(flags), origin, progress)
     try:
-        done = build(config, force=force, fresh=fresh, progress=progress)
+        done = build(config, force=force, fresh=fresh, targets=targets, progress=progress)
     except CheckFailed as error:
         if "artifact" in error.figures and not as_json and not quiet:
             print_summary(Artifact.open(Path(error.figures["artifact"])))
@@ -192,28 +194,27 @@ def _compile(
         print_json(results)
 
 
-def _effective(values: dict[str, Any], typed: Collection[str], origin: str, progress: Progress) -> BuildConfig:
-    """The configuration without what comes from the file and does nothing here: one file may serve several machines.
+def _effective(
+    values: dict[str, Any], typed: Collection[str], origin: str, progress: Progress
+) -> tuple[BuildConfig, tuple[str, ...]]:
+    """The configuration and its targets, every option looked at.
 
     Raises:
         InputError: a value is wrong, or an option that was typed does nothing.
     """
-    from pipeline.combinations import check_options, idle_options
+    from pipeline.combinations import idle_options, refuse
     from pipeline.config import BuildConfig, validated
     from pipeline.stages import Build
 
-    while True:  # what one of them leaves idle may be another
+    def asked(values: dict[str, Any]) -> tuple[tuple[Build, tuple[str, ...]], tuple[Idle, ...]]:
         config: BuildConfig = validated(BuildConfig, values, origin=origin)
-        asked = Build(config, force=False, fresh=False, progress=progress)
-        targets = asked.targets()
-        idle = idle_options(config, asked.engine_options, targets, typed=typed)
-        from_file = [each for each in idle if each.option.key not in typed]
-        if not from_file:
-            check_options(config, asked.engine_options, targets, typed=typed)
-            return config
-        for each in from_file:
-            progress.warn(f"{origin}: {each.option.key} has no effect here: {each.reason}")
-            values = _without(values, each.option.key)
+        build = Build(config, force=False, fresh=False, progress=progress)
+        targets = build.targets()
+        return (build, targets), idle_options(config, build.engine_options, targets, typed=typed)
+
+    (build, targets), idle = without_idle(values, asked, typed=typed, origin=origin, progress=progress)
+    refuse(build.engine_options, targets, idle)
+    return build.config, targets
 
 
 def _typed_keys(flags: Mapping[str, Any]) -> frozenset[str]:
@@ -221,13 +222,6 @@ def _typed_keys(flags: Mapping[str, Any]) -> frozenset[str]:
     keys = {key for key, value in flags.items() if _is_given(value) and key not in MIXED}
     keys |= {f"mixed.{field}" for key, field in MIXED.items() if _is_given(flags[key])}
     return frozenset(keys | {f"engine.{key}" for key in flags["engine"]})
-
-
-def _without(values: dict[str, Any], key: str) -> dict[str, Any]:
-    first, dot, rest = key.partition(".")
-    if dot:
-        return {**values, first: _without(values[first], rest)}
-    return {name: value for name, value in values.items() if name != first}
 
 
 def _merge(values: dict[str, Any], flags: dict[str, Any], origin: str) -> dict[str, Any]:
