@@ -19,12 +19,18 @@ from pipeline.cli.common import (
     print_json,
     user_errors,
 )
+from pipeline.cli.idle import without_idle
 from pipeline.cli.numbers import list_of_floats, list_of_whole
 from pipeline.cli.tables import add_row, new_table, print_table
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from pipeline.combinations import Idle
     from pipeline.compare.config import CompareConfig
     from pipeline.compare.records import Outcome
+    from pipeline.core.progress import Progress
+    from pipeline.engine.records import BuildOptions
 
 _PLACEMENT = ("include", "exclude", "rules_off", "precision")
 
@@ -72,24 +78,49 @@ def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
 @user_errors
 def command(as_json: bool, quiet: bool, verbose: bool, build_artifact: bool, fresh: bool, **flags: Any) -> None:
     """Compare calibrators for MODEL on held-aside data, also when activations or images shift, and recommend one."""
-    from pipeline.compare.config import CompareConfig
     from pipeline.compare.experiment import run_experiment
-    from pipeline.config import load_config, validated
+    from pipeline.compare.follow_up import build_recommended, check_follow_up
+    from pipeline.config import load_config
 
+    progress = make_progress(quiet=quiet, verbose=verbose)
     values = load_config(flags["config"]) if flags["config"] else {}
     origin = str(flags["config"]) if flags["config"] else "options"
-    config = validated(CompareConfig, _merged(values, flags), origin=origin)
-    progress = make_progress(quiet=quiet, verbose=verbose)
-    outcome = run_experiment(config, fresh=fresh, command=_command_line(), progress=progress)
-    artifact = None
+    typed = frozenset(key for key, value in flags.items() if value not in (None, ()))
+    config, targets = _effective(_merged(values, flags), typed, origin, progress, artifact=build_artifact)
     if build_artifact:
-        from pipeline.compare.follow_up import build_recommended
-
-        artifact = build_recommended(config, outcome, progress=progress)
+        check_follow_up(config, targets)
+    outcome = run_experiment(config, fresh=fresh, artifact=build_artifact, command=_command_line(), progress=progress)
+    artifact = build_recommended(config, outcome, targets, progress=progress) if build_artifact else None
     if as_json:
         print_json({**outcome.document, "artifact": None if artifact is None else str(artifact.folder)})
     elif not quiet:
         print_outcome(outcome, config)
+
+
+def _effective(
+    values: dict[str, Any], typed: Collection[str], origin: str, progress: Progress, *, artifact: bool
+) -> tuple[CompareConfig, tuple[str, ...]]:
+    """The configuration and the artifact's targets, every option looked at.
+
+    Raises:
+        InputError: a value is wrong, or an option that was typed does nothing.
+    """
+    from pipeline.combinations import refuse
+    from pipeline.compare.asked import idle_in_comparison
+    from pipeline.compare.config import CompareConfig
+    from pipeline.compare.follow_up import artifact_targets
+    from pipeline.config import validated
+    from pipeline.engine.records import BuildOptions
+
+    def asked(values: dict[str, Any]) -> tuple[tuple[CompareConfig, BuildOptions, tuple[str, ...]], tuple[Idle, ...]]:
+        config: CompareConfig = validated(CompareConfig, values, origin=origin)
+        options: BuildOptions = validated(BuildOptions, config.engine, origin="engine options")
+        targets = artifact_targets(config) if artifact else ()
+        return (config, options, targets), idle_in_comparison(config, options, targets, typed=typed, artifact=artifact)
+
+    (config, options, targets), idle = without_idle(values, asked, typed=typed, origin=origin, progress=progress)
+    refuse(options, (config.target,), idle)
+    return config, targets
 
 
 def _merged(values: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:

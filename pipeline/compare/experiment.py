@@ -53,12 +53,19 @@ FP32 = "fp32"
 
 
 def run_experiment(
-    config: CompareConfig, *, fresh: bool = False, command: str = "", progress: Progress = SILENT
+    config: CompareConfig,
+    *,
+    fresh: bool = False,
+    artifact: bool = False,
+    command: str = "",
+    progress: Progress = SILENT,
 ) -> Outcome:
     """Measure every calibrator, write the reports into ``config.out`` and say which calibrator to take.
 
     Args:
         fresh: take nothing from an earlier experiment.
+        artifact: one is built afterwards (:mod:`pipeline.compare.follow_up`): a model that it would be refused for is
+            refused before it is measured.
         command: the command line, for the record.
 
     Raises:
@@ -73,7 +80,7 @@ def run_experiment(
     on_card = config.target == "tensorrt"
     if on_card:
         require_tensorrt()
-    preparation = Preparation(config, progress=progress)
+    preparation = Preparation(config, artifact=artifact, progress=progress)
     preparation.check()
     with (
         preparation.runner.locked(),

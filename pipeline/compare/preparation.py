@@ -11,9 +11,11 @@ import numpy as np
 
 from pipeline import artifact as layout
 from pipeline import stages
+from pipeline.combinations import idle_for_model
 from pipeline.compare.activations import activation_outputs
 from pipeline.compare.archive import open_archive
 from pipeline.compare.config import MIN_SAMPLES, CompareConfig
+from pipeline.compare.follow_up import check_exported
 from pipeline.compare.histogram import clipped_values
 from pipeline.compare.images import coding_of_arrays, coding_of_images, image_input
 from pipeline.compare.measured import Measured
@@ -58,8 +60,9 @@ class Preparation:
         ToolError: there is no device to calibrate on.
     """
 
-    def __init__(self, config: CompareConfig, *, progress: Progress) -> None:
+    def __init__(self, config: CompareConfig, *, artifact: bool = False, progress: Progress) -> None:
         self.config = config
+        self.artifact = artifact
         self.progress = progress
         self.build = stages.Build(config, force=False, fresh=False, progress=progress)
         self.runner = self.build.runner
@@ -72,6 +75,7 @@ class Preparation:
     def begin(self) -> None:
         """Export, prepare, split and calibrate."""
         self.exported: Finished[ExportResult] = self.build.export()
+        self._check_exported(self.exported.result)
         self.source, self.split = self._data(self.exported.result)
         self.labels = self._labels()
         self.prepared: Finished[PrepareResult] = self.build.prepare(self.exported, self.source, self.split)
@@ -82,9 +86,38 @@ class Preparation:
                 f"there is nothing to compare: the model {reason}",
                 remedy="give the float model" if self.plan.prequantized else "`quantize explain` says why",
             )
+        for text in idle_for_model(
+            self.config, prequantized=False, equalised=False, opset=self.exported.result.opset
+        ):
+            self.progress.warn(text)
+        self.activations = self._noisy_activations()
         self.calibrated: Finished[CalibrationResult] = self.build.calibrate(
             self.prepared, self.plan, self.source, self.split
         )
+
+    def _check_exported(self, exported: ExportResult) -> None:
+        from pipeline.data import check_class_scores
+
+        config = self.config
+        if self.artifact:
+            check_exported(config, exported)
+        elif config.labels is not None and config.metric is None:
+            check_class_scores(exported.outputs)
+        if config.shift_images and config.preprocess is None:
+            image_input(exported.inputs)
+
+    def _noisy_activations(self) -> tuple[str, ...]:
+        from pipeline.onnxfile import load_model
+
+        if not any(self.config.shift_sigma):
+            return ()
+        found = activation_outputs(load_model(self.prepared.result.model_path))
+        if not found:
+            raise InputError(
+                "noise on activations is asked for, and the model has no activation layer",
+                remedy="leave --shift-sigma out, or shift the inputs with --shift-images",
+            )
+        return found
 
     def _data(self, exported: ExportResult) -> tuple[DataSource, Split]:
         from pipeline.data import open_source, split_source
@@ -129,7 +162,6 @@ class Preparation:
     def setting(self) -> tuple[Setting, FileSet | None]:
         """What the evaluations have in common, and the calibration samples where they are needed on the disk."""
         from pipeline.data import static_batch
-        from pipeline.onnxfile import load_model
 
         config = self.config
         inputs = self.exported.result.inputs
@@ -140,14 +172,6 @@ class Preparation:
             if relative or (config.shift_images and config.preprocess is None)
             else None
         )
-        activations: tuple[str, ...] = ()
-        if any(config.shift_sigma):
-            activations = activation_outputs(load_model(self.prepared.result.model_path))
-            if not activations:
-                raise InputError(
-                    "noise on activations is asked for, and the model has no activation layer",
-                    remedy="leave --shift-sigma out, or shift the inputs with --shift-images",
-                )
         code = None if config.metric is None else metric_code(config.metric)
         setting = Setting(
             fp32=files_of(self.prepared, self.prepared.result.model_path.name),
@@ -158,7 +182,7 @@ class Preparation:
             metric=config.metric,
             metric_sha256=None if code is None else code.source_sha256(),
             metric_file=None if code is None or code.file is None else file_set(code.file),
-            activations=activations,
+            activations=self.activations,
             coding=self._coding(calibration),
             absolute=config.shift_absolute,
             seed=config.seed,
