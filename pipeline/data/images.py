@@ -27,6 +27,8 @@ _MODES = {"rgb": "RGB", "bgr": "RGB", "gray": "L"}
 _DEEP_MODES = ("I", "F")
 """First letter of Pillow's modes with more than 8 bits a channel; converting them to RGB clips at 255."""
 
+_BESIDE_IMAGES = frozenset({".csv"})
+"""What may lie there for another purpose, such as --labels, and is no file that was meant to be an image."""
 _NAMED = 3
 """Files that a note names at most."""
 
@@ -127,7 +129,11 @@ class ImageFolder:
                 else "give another folder with --data",
             )
         self._files = images
-        self._ignored = sorted(path.relative_to(folder).as_posix() for path in set(files) - set(images))
+        self._ignored = sorted(
+            path.relative_to(folder).as_posix()
+            for path in set(files) - set(images)
+            if path.suffix.lower() not in _BESIDE_IMAGES
+        )
         self._check = InputCheck(inputs[0])
         self._check_declared()
 

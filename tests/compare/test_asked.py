@@ -235,7 +235,7 @@ def test_what_was_for_the_pass_does_not_stop_the_build(compare: Said, tmp_path: 
     assert (artifact.manifest.name, artifact.manifest.calibration.calibrator) == ("mine", "minmax")
 
 
-# -- refusals that the exported model decides come before the calibration -----------------------------------------------
+# -- refusals that the exported model decides come before the calibration ----------------------------------------------
 
 
 def test_labels_and_shifts_of_another_kind_of_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,13 +41,21 @@ def test_folder_is_read_recursively_in_a_fixed_order(tmp_path) -> None:
     assert [number for number, _ in source.read(lambda n: n in (1, 3))] == [1, 3]
 
 
+def test_labels_beside_the_images_are_no_strange_file(tmp_path) -> None:
+    _save(tmp_path / "a.png")
+    (tmp_path / "labels.csv").write_text("file,class_index\na.png,1\n")
+    assert open_source(str(tmp_path), [IMAGE], RAW).notes == []
+    (tmp_path / "a.heic").write_text("x")
+    assert open_source(str(tmp_path), [IMAGE], RAW).notes == [f"{tmp_path}: 1 file is no image, left out: a.heic"]
+
+
 def test_the_first_files_that_are_no_images_are_named(tmp_path) -> None:
     _save(tmp_path / "a.png")
-    for name in ("d.csv", "b/x.txt", "c.json", "e.npy"):
+    for name in ("d.xml", "b/x.txt", "c.json", "e.npy"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("x")
     (note,) = open_source(str(tmp_path), [IMAGE], RAW).notes
-    assert note == f"{tmp_path}: 4 files are no images, left out: b/x.txt, c.json, d.csv, ..."
+    assert note == f"{tmp_path}: 4 files are no images, left out: b/x.txt, c.json, d.xml, ..."
 
 
 def test_values_layout_and_channel_order(tmp_path) -> None:
