@@ -62,15 +62,16 @@ class Singular(nn.Module):
 
 
 class Positions(nn.Module):
-    """The exporter compares sizes outside every module, beside constants of the outermost one."""
+    """The exporter compares the sizes of both inputs outside every module, beside constants of the outermost one."""
 
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.words, self.positions = nn.Embedding(16, 4), nn.Embedding(8, 4)
 
-    def forward(self, ids):
-        return self.words(ids) + self.positions(torch.arange(ids.shape[1]))[None]
+    def forward(self, ids, mask):
+        x = self.words(ids) + self.positions(torch.arange(ids.shape[1]))[None]
+        return (x @ x.transpose(1, 2) - (1 - mask[:, None].float()) * 1e4).softmax(-1) @ x
 
 
 class Broken(nn.Module):
@@ -146,8 +147,8 @@ def test_nodes_and_weights_are_named_after_modules(net: ExportResult) -> None:
 def test_a_node_outside_every_module_shares_no_name_with_one_inside(models: str, tmp_path) -> None:
     result = run(
         f"{models}:Positions",
-        inputs=(InputSpec(name="ids", shape=(1, 4), dtype="int64"),),
-        profiles=(Profile.parse("ids=1x2,2x4,4x8"),),
+        inputs=tuple(InputSpec(name=name, shape=(1, 4), dtype="int64") for name in ("ids", "mask")),
+        profiles=(Profile.parse("ids=1x2,2x4,4x8;mask=1x2,2x4,4x8"),),
         folder=tmp_path,
     )
     graph = onnx.load(result.model_path).graph
