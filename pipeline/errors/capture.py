@@ -7,6 +7,7 @@ cannot show (an engine has fused it away) is left out of its answer, and reporte
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CAPTURE_BYTES",
+    "Account",
     "Arrays",
     "CallableReading",
     "EngineSource",
@@ -51,28 +53,28 @@ class Reading(Protocol):
         """Tensor name to values; a tensor it cannot show is left out."""
 
 
+@dataclass(frozen=True)
+class Account:
+    """What an engine gives of its tensors, and how, as of the last answer."""
+
+    recorded: str = ""
+    """The way, such as ``debug tensors``, see :class:`pipeline.engine.ways.Way`; empty where it is not known."""
+    ends: Mapping[str, str] = field(default_factory=dict)
+    """Layer's tensor to what may be shown for it: the activation behind it, where a kernel computes both."""
+    scales: Mapping[str, float] = field(default_factory=dict)
+    """Tensors that the engine has as INT8 and their scale; the answer has them as floats."""
+    unshown: Mapping[str, str] = field(default_factory=dict)
+    """Tensors that the engine has and does not give, and why. What is neither here nor in an answer is fused."""
+    kept: int = 0
+    """Values of each tensor and sample in an answer, see :func:`pipeline.errors.recording.positions`; 0: all."""
+
+
 class EngineSource(Reading, Protocol):
     """A reading of a real engine."""
 
     @property
-    def recorded(self) -> str:
-        """The way, such as ``debug tensors``, see :class:`pipeline.engine.ways.Way`; empty where it is not known."""
-
-    @property
-    def ends(self) -> Mapping[str, str]:
-        """Layer's tensor to what may be shown for it: the activation behind it, where a kernel computes both."""
-
-    @property
-    def scales(self) -> Mapping[str, float]:
-        """Tensors of the last answer that the engine has as INT8 and their scale; the answer has them as floats."""
-
-    @property
-    def unshown(self) -> Mapping[str, str]:
-        """Tensors that the engine has and does not give, and why. What is neither here nor in an answer is fused."""
-
-    @property
-    def kept(self) -> int:
-        """Values of each tensor and sample in an answer, see :func:`pipeline.errors.recording.positions`; 0: all."""
+    def account(self) -> Account:
+        """Of the last answer; before the first, of what is tried first."""
 
 
 class OrtReading:
@@ -160,15 +162,11 @@ class CallableReading:
         function: Callable[[Mapping[str, Array]], Mapping[str, Array]],
         *,
         label: str,
-        recorded: str = "",
-        ends: Mapping[str, str] | None = None,
-        scales: Mapping[str, float] | None = None,
-        unshown: Mapping[str, str] | None = None,
+        account: Account | None = None,
     ) -> None:
         self._function = function
-        self.label, self.recorded = label, recorded
-        self.ends, self.scales, self.unshown = dict(ends or {}), dict(scales or {}), dict(unshown or {})
-        self.kept = 0
+        self.label = label
+        self.account = account or Account()
 
     def __call__(self, batch: Batch) -> Arrays:
         return dict(self._function(batch.feeds))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pipeline.data.batching import Batch
     from pipeline.engine.capture import Recorded
     from pipeline.engine.recorded import Samples
-    from pipeline.errors.capture import Arrays
+    from pipeline.errors.capture import Account, Arrays
 
 __all__ = ["EngineReading", "engine_label"]
 
@@ -83,24 +83,11 @@ class EngineReading:
         return engine_label(self._target, self._capture.tensorrt)
 
     @property
-    def recorded(self) -> str:
-        return self._capture.recorded
+    def account(self) -> Account:
+        from pipeline.errors.capture import Account
 
-    @property
-    def ends(self) -> Mapping[str, str]:
-        return self._capture.ends
-
-    @property
-    def scales(self) -> Mapping[str, float]:
-        return self._capture.scales
-
-    @property
-    def unshown(self) -> Mapping[str, str]:
-        return self._capture.unshown
-
-    @property
-    def kept(self) -> int:
-        return 0
+        capture = self._capture
+        return Account(capture.recorded, capture.ends, capture.scales, capture.unshown)
 
     def __enter__(self) -> EngineReading:
         self._capture.__enter__()

@@ -48,19 +48,19 @@ class EngineErrors:
 
     @property
     def recorded(self) -> str:
-        return self._engine.recorded
+        return self._engine.account.recorded
 
     @property
     def tensors(self) -> tuple[str, ...]:
         """What the graphs must show beside the layers' own tensors."""
-        return tuple(dict.fromkeys(self._engine.ends.values()))
+        return tuple(dict.fromkeys(self._engine.account.ends.values()))
 
     def state(self, layer: str) -> str:
         """How the engine shows the layer, or why not."""
         if layer in self._states:
             return self._states[layer]
-        for name in (layer, self._engine.ends.get(layer)):
-            if name is not None and (reason := self._engine.unshown.get(name)):
+        for name in (layer, self._engine.account.ends.get(layer)):
+            if name is not None and (reason := self._engine.account.unshown.get(name)):
                 return f"not compared: {reason}"
         return FUSED
 
@@ -74,7 +74,7 @@ class EngineErrors:
         if arrays:
             self.samples += len(part.samples)
         for row, layer in enumerate(self._layers):
-            for name in (layer, self._engine.ends.get(layer)):
+            for name in (layer, self._engine.account.ends.get(layer)):
                 if name is not None and name in arrays:
                     self._states[layer] = self._compare(block, row, layer, name, part, arrays, reference, other)
                     break
@@ -90,25 +90,26 @@ class EngineErrors:
         reference: Arrays,
         other: Arrays,
     ) -> str:
-        engine, scale = self._engine, self._engine.scales.get(name)
+        account, label = self._engine.account, self._engine.label
+        scale = account.scales.get(name)
         array, float_array, int8_array = arrays[name], reference[name], other[name]
         if scale is not None:
             int8_array = (np.clip(np.rint(int8_array / np.float32(scale)), -128, 127) * scale).astype(np.float32)
         thinned = ""
-        rows = rows_per_sample(float_array, len(part.samples)) if engine.kept else None
-        if rows is not None and rows.shape[1] > engine.kept and int8_array.size == rows.size:
-            chosen = positions(rows.shape[1], engine.kept)
-            thinned = f", from {engine.kept} of {rows.shape[1]} values a sample"
+        rows = rows_per_sample(float_array, len(part.samples)) if account.kept else None
+        if rows is not None and rows.shape[1] > account.kept and int8_array.size == rows.size:
+            chosen = positions(rows.shape[1], account.kept)
+            thinned = f", from {account.kept} of {rows.shape[1]} values a sample"
             float_array, int8_array = rows[:, chosen], int8_array.reshape(rows.shape)[:, chosen]
         if _without_ones(array.shape) == _without_ones(float_array.shape):  # kernels see a vector as an image of 1 x 1
             array = array.reshape(float_array.shape)
-        if engine.recorded == "debug tensors":
+        if account.recorded == "debug tensors":
             if array.shape != float_array.shape:
                 return f"not compared: the engine has it with shape {array.shape}, the graph with {float_array.shape}"
             if other_layout(array, int8_array, len(part.samples)):
                 return "not compared: the engine's memory layout is not row-major"
-        for_fp32 = compared(name, float_array, array, part.samples, label=engine.label)
-        for_int8 = compared(name, int8_array, array, part.samples, label=engine.label)
+        for_fp32 = compared(name, float_array, array, part.samples, label=label)
+        for_int8 = compared(name, int8_array, array, part.samples, label=label)
         for metric in METRICS:
             block[f"engine_{metric}"][row] = for_fp32.metric(metric)
         block["engine_int8_relative_l2"][row] = for_int8.relative_l2

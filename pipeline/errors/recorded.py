@@ -10,11 +10,12 @@ import numpy as np
 from pydantic import ValidationError
 
 from pipeline.core.errors import InputError
+from pipeline.errors.capture import Account
 from pipeline.errors.engine import engine_label
 from pipeline.errors.recording import META, Meta, sample_digests
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from pipeline.data.batching import Batch
     from pipeline.errors.capture import Arrays
@@ -83,9 +84,10 @@ class RecordedReading:
         places = [(part, row) for part, size in enumerate(self._sizes) for row in range(size)]
         self._places = dict(zip(self._numbers, places, strict=True))
         self._keys = self._tensor_keys(layers, known)
-        self._unshown = dict(self._meta.unshown)
+        unshown = dict(self._meta.unshown)
         if not self._parted:
-            self._unshown |= {name: f"it is not in {path.name}" for name in layers or () if name not in self._keys}
+            unshown |= {name: f"it is not in {path.name}" for name in layers or () if name not in self._keys}
+        self.account = Account(self._meta.recorded, self._meta.ends, self._meta.scales, unshown, self._meta.kept)
         self._absent = frozenset(self._meta.absent)
         self._check_arrays()
         self._shapes: dict[tuple[str, tuple[Any, ...]], tuple[int, Shape]] = {}
@@ -184,26 +186,6 @@ class RecordedReading:
 
     def _entry(self, part: int, key: str) -> str:
         return f"{part}/{key}" if self._parted else key
-
-    @property
-    def recorded(self) -> str:
-        return self._meta.recorded
-
-    @property
-    def ends(self) -> Mapping[str, str]:
-        return self._meta.ends
-
-    @property
-    def scales(self) -> Mapping[str, float]:
-        return self._meta.scales
-
-    @property
-    def unshown(self) -> Mapping[str, str]:
-        return self._unshown
-
-    @property
-    def kept(self) -> int:
-        return self._meta.kept
 
     def __call__(self, batch: Batch) -> Arrays:
         if any(sample not in self._places for sample in batch.samples):

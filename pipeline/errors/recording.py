@@ -61,7 +61,7 @@ class Meta(Record):
     kept: NonNegativeInt = 0
     """Values of a tensor and sample in the file, see :func:`positions`; 0: all."""
     ends: dict[str, str] = Field(default_factory=dict)
-    """Layer's tensor to what may be shown for it, see :class:`pipeline.errors.capture.EngineSource`."""
+    """Layer's tensor to what may be shown for it, see :class:`pipeline.errors.capture.Account`."""
     scales: dict[str, Scale] = Field(default_factory=dict)
     """Of the tensors that the engine has as INT8."""
     outputs: dict[str, Distance] = Field(default_factory=dict)

@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.core.errors import CheckFailed, InputError
 from pipeline.errors.activations import BINS, SPAN, quantisation_energy, sweep_activation
-from pipeline.errors.capture import CallableReading, OrtReading
+from pipeline.errors.capture import Account, CallableReading, OrtReading
 from pipeline.errors.engine_errors import FUSED
 from pipeline.errors.graphs import Graph
 from pipeline.errors.layers import layers_of_graph
@@ -219,7 +219,7 @@ def test_engine_columns_and_fused_tensors():
 
 def test_what_an_engine_has_and_does_not_give_is_not_called_fused():
     graph = OrtReading(net.int8, ["logits"], label="", optimise=False)
-    reading = CallableReading(graph.run, label="engine", unshown={"branch": "bfloat16"})
+    reading = CallableReading(graph.run, label="engine", account=Account(unshown={"branch": "bfloat16"}))
     table = measure(fp32, int8, layers, batches(), engine=reading).table
     states = {info.layer.tensor: info.engine for info in table.layers}
     assert states["branch"] == "not compared: bfloat16"
