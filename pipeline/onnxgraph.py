@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 __all__ = [
     "all_graphs",
     "clear_meaningless_dimensions",
+    "drop_unused_initializers",
     "infer_shapes",
     "lift_constants",
     "opset_of",
@@ -45,6 +46,14 @@ def lift_constants(model: ir.Model) -> None:
     from onnx_ir.passes.common import LiftConstantsToInitializersPass
 
     LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+
+
+def drop_unused_initializers(model: ir.Model) -> None:
+    """Take out, in place, every initializer that no node reads and that is no output of its graph."""
+    for graph in all_graphs(model):
+        for name, value in list(graph.initializers.items()):
+            if not value.uses() and not value.is_graph_output() and not value.is_graph_input():
+                del graph.initializers[name]
 
 
 def infer_shapes(model: ir.Model) -> None:

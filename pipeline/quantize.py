@@ -83,6 +83,7 @@ def run(
     """
     from calibrators.cache import write_cache
     from pipeline.calibrate import degenerate
+    from pipeline.onnxgraph import drop_unused_initializers
     from pipeline.placement.existing import repair
     from pipeline.placement.graph import GraphView, load_graph
 
@@ -102,6 +103,7 @@ def run(
 
         half = to_half(loaded)
         progress.note(f"{len(half.converted)} float nodes compute in FP16, {half.casts} casts")
+    drop_unused_initializers(loaded)  # what repairs, INT8 weights and FP16 took the place of
     folder.mkdir(parents=True, exist_ok=True)
     _save(loaded, folder)
     write_json(folder / SCALES, {"schema": SCHEMA, "tensors": tensors, "weights": weight_records})

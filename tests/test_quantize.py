@@ -217,6 +217,28 @@ def test_a_graph_that_came_quantised(tmp_path: Path) -> None:
     assert {entry["calibrator"] for entry in kept.values()} == {"given"}
 
 
+def test_what_a_repair_replaced_is_not_kept(tmp_path: Path) -> None:
+    first, _ = quantise(tmp_path)
+    model = onnx.load(first.model_path)
+    conv = next(node for node in model.graph.node if node.op_type == "Conv" and len(node.input) > 2)
+    model.graph.initializer.extend(
+        [
+            numpy_helper.from_array(np.arange(16, dtype=np.int32), "bias_int32"),
+            numpy_helper.from_array(np.float32(0.5), "bias_scale"),
+        ]
+    )
+    index = list(model.graph.node).index(conv)
+    node = onnx.helper.make_node("DequantizeLinear", ["bias_int32", "bias_scale"], ["bias_dq"], name="bias.dq")
+    model.graph.node.insert(index, node)
+    conv.input[2] = "bias_dq"
+    path = tmp_path / "given.onnx"
+    onnx.save(model, path)
+    result = run(path, make_plan(path, CONFIG), {}, calibrators.get("minmax"), folder=tmp_path / "q", config=CONFIG)
+    graph = onnx.load(result.model_path).graph
+    assert any("int32 constants" in text for text in result.warnings)
+    assert {value.name for value in graph.initializer} <= {name for node in graph.node for name in node.input}
+
+
 @pytest.mark.parametrize(("name", "header"), [("minmax", "MinMaxCalibration"), ("entropy", "EntropyCalibration2")])
 def test_cache_names_the_algorithm(tmp_path: Path, name: str, header: str) -> None:
     result, _ = quantise(tmp_path, calibrator=name)

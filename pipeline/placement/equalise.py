@@ -97,6 +97,7 @@ def run(
         strength: in place of :data:`STRENGTH` and :data:`CONVOLUTION_STRENGTH`.
     """
     from pipeline.onnxfile import save_model
+    from pipeline.onnxgraph import drop_unused_initializers
     from pipeline.placement.plan import make_plan
 
     plan = make_plan(model, config)
@@ -124,6 +125,7 @@ def run(
                 spread_after=_spread(amax / chosen),
             )
         )
+    drop_unused_initializers(loaded)  # the weights before they took the factors
     save_model(loaded, folder)
     progress.note(f"{len(done)} of {len(found)} tensors that can be equalised were")
     return EqualiseResult(tensors=tuple(done)).at(folder)
