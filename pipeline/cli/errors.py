@@ -135,6 +135,8 @@ def print_report(report: ErrorReport) -> None:
         layers = ", ".join(f"{count} {kind}" for kind, count in report.engine_layers.items())
         recorded = f", recorded: {report.recorded}" if report.recorded else ""
         out.print(f"{report.engine}{recorded}; layers: {layers}", markup=False)
+        for reason, count in report.engine_hidden.items():
+            out.print(f"  not shown, {count}: {reason}", markup=False)
     for line in report.comparison:
         out.print(line, markup=False)
     out.print(f"measured on {report.data}; see {report.folder / 'report.html'}", markup=False, soft_wrap=True)

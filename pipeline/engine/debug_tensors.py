@@ -21,6 +21,7 @@ from __future__ import annotations
 import ctypes
 import re
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,6 +43,8 @@ _ACTIVATIONS = frozenset(
     {"Clip", "Elu", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "PRelu", "Relu", "Sigmoid", "Softplus", "Tanh"}
 )
 """What kernels compute on their result before they store it."""
+_ELEMENTWISE = _ACTIVATIONS | {"Abs", "Add", "Div", "Erf", "Exp", "Max", "Min", "Mul", "Neg", "Pow", "Sqrt", "Sub"}
+"""What an activation may be written with, where it is no single node: HardSwish as Add, Clip, Mul and Div."""
 
 
 @dataclass(frozen=True)
@@ -55,16 +58,48 @@ class Watched:
 
 
 def fused_ends(graph: Graph, tensors: Sequence[str]) -> dict[str, str]:
-    """Tensor to what it becomes after the one activation that alone reads it; tensors without one are left out.
+    """Tensor to what it becomes after the activation that alone reads it; tensors without one are left out.
 
-    A kernel that fuses a layer with its activation shows the latter only.
+    A kernel that fuses a layer with its activation shows the latter only. An activation is one node; or, up to the
+    tensor that is quantised, element-wise nodes that read nothing but the layer, each other and constants: the text
+    detector of PaddleOCR has HardSwish as four nodes, with a scale and a shift behind it as two more.
     """
-    consumers = _consumers(graph)
+    consumers, constants = _consumers(graph), _constants(graph)
     outputs = {spec.name for spec in graph.outputs}
+    order = {id(node): number for number, node in enumerate(graph.nodes)}  # topological, as ONNX has them
+    quantised = {name for name, _, _ in _quantised(graph, list(consumers))}
+
+    def quantised_end(tensor: str) -> str | None:
+        """The first quantised tensor through which all goes that is made of ``tensor``, element by element."""
+        before, inside, passed = [tensor], {tensor}, set[int]()
+        pending = [order[id(node)] for node in consumers.get(tensor, ())]
+        heapify(pending)
+        while pending:
+            node = graph.nodes[heappop(pending)]
+            others = {name for name in node.inputs if name} - constants.keys() - inside
+            if others or node.op_type not in _ELEMENTWISE:
+                return None
+            if id(node) in passed:
+                continue
+            passed.add(id(node))
+            end = node.outputs[0]
+            whole = all(id(reader) in passed for name in before for reader in consumers.get(name, ()))
+            if whole and outputs.isdisjoint(before) and end in quantised:
+                return end
+            before.append(end)
+            inside.add(end)
+            for reader in consumers.get(end, ()):
+                heappush(pending, order[id(reader)])
+        return None
+
     found = {}
     for name in tensors:
         readers = consumers.get(name, [])
-        if name not in outputs and len(readers) == 1 and readers[0].op_type in _ACTIVATIONS:
+        if name in outputs or name in quantised:
+            continue
+        if (end := quantised_end(name)) is not None:
+            found[name] = end
+        elif len(readers) == 1 and readers[0].op_type in _ACTIVATIONS:
             found[name] = readers[0].outputs[0]
     return found
 

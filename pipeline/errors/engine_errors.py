@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from pipeline.errors.hidden import why_hidden
 from pipeline.errors.metrics import METRICS, rows_per_sample
 from pipeline.errors.recording import positions
 from pipeline.errors.streaming import compared
@@ -15,14 +16,17 @@ if TYPE_CHECKING:
 
     from pipeline.data.batching import Batch
     from pipeline.errors.capture import Arrays, EngineSource
+    from pipeline.errors.graphs import Graph
 
-__all__ = ["FUSED", "SHOWN", "EngineErrors", "other_layout"]
+__all__ = ["FUSED", "INT8_MARKED", "SHOWN", "EngineErrors", "other_layout"]
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 Floats: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 
 SHOWN = "shown"
-FUSED = "fused: the engine cannot show it"
+FUSED = "fused"
+INT8_MARKED = "marked INT8 tensors"
+"""Beginning of the way (:class:`pipeline.engine.ways.Way`) for which the graph says why a layer is not shown."""
 _ALIKE = 0.5
 """Cosine to the Q/DQ graph below which a debug tensor is looked at for another memory layout."""
 
@@ -31,12 +35,14 @@ class EngineErrors:
     """Fills the ``engine_`` columns from one reading of an engine.
 
     A layer is compared by its own tensor where the engine shows that; else, where it was fused with the activation
-    behind it, by what comes out of that. A tensor that came as INT8 is compared with the Q/DQ graph's after the same
-    quantisation, and with FP32 as it is: that error has the rounding of its own quantiser in it, which the state says.
+    behind it (one node, or several element-wise ones), by what comes out of that. A tensor that came as INT8 is
+    compared with the Q/DQ graph's after the same quantisation, and with FP32 as it is: that error has the rounding of
+    its own quantiser in it, which the state says.
     """
 
-    def __init__(self, engine: EngineSource, layers: Sequence[str]) -> None:
+    def __init__(self, engine: EngineSource, layers: Sequence[str], int8: Graph) -> None:
         self._engine = engine
+        self._int8 = int8
         self._layers = tuple(layers)
         self._states: dict[str, str] = {}
         self.samples = 0
@@ -62,7 +68,8 @@ class EngineErrors:
         for name in (layer, self._engine.account.ends.get(layer)):
             if name is not None and (reason := self._engine.account.unshown.get(name)):
                 return f"not compared: {reason}"
-        return FUSED
+        marked = self._engine.account.recorded.startswith(INT8_MARKED)
+        return f"{FUSED}: {why_hidden(self._int8, layer) if marked else 'the engine cannot show it'}"
 
     def add(self, block: Mapping[str, Floats], part: Batch, reference: Arrays, other: Arrays) -> None:
         """Fill the rows of ``block``, shape (layers, samples) by column.

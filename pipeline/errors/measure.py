@@ -74,7 +74,7 @@ def measure(
         CheckFailed: a NaN or infinity, or shapes that differ between readings; the tensor is named.
     """
     cuts = [cut_layer(layer, fp32, int8) for layer in layers]
-    run = _Run(fp32, layers, cuts, calibrated or {}, engine, labels)
+    run = _Run(fp32, int8, layers, cuts, calibrated or {}, engine, labels)
     readings = float_and_int8(fp32, int8, run.tensors, fp32_only=run.feeds)
     with progress.task("measuring layers", total=total, unit="samples") as task:
         for batch in batches:
@@ -90,6 +90,7 @@ class _Run:
     def __init__(
         self,
         fp32: Graph,
+        int8: Graph,
         layers: Sequence[Layer],
         cuts: Sequence[LocalLayer],
         calibrated: Mapping[str, Mapping[str, float]],
@@ -98,7 +99,7 @@ class _Run:
     ) -> None:
         self.layers = tuple(layers)
         self.cuts = tuple(cuts)
-        self.engine = None if engine is None else EngineErrors(engine, [layer.tensor for layer in layers])
+        self.engine = None if engine is None else EngineErrors(engine, [layer.tensor for layer in layers], int8)
         self.samples: list[int] = []
         self.blocks: list[dict[str, Floats]] = []
         self.workers = Workers()

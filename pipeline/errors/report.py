@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.artifact import INT8_MODEL, SAMPLES
 from pipeline.core.errors import InputError
 from pipeline.core.progress import SILENT, Progress
-from pipeline.errors.engine_errors import FUSED, SHOWN
+from pipeline.errors.engine_errors import FUSED, INT8_MARKED, SHOWN
 from pipeline.errors.figures import OutputFigures, layers_remark
 from pipeline.errors.measure import measure
 from pipeline.errors.opening import calibrated_ranges, choose_data, open_models
@@ -53,7 +54,9 @@ class ErrorReport(Record):
     """In which way, such as ``marked INT8 tensors, doubled, level 0``, see :class:`pipeline.engine.ways.Way`; empty
     without an engine, or where a file does not say."""
     engine_layers: dict[str, int]
-    """How many layers it shows in which way: ``shown``, ``shown, in INT8``, ``fused: ...``."""
+    """How many layers it shows in which way: ``shown``, ``shown in INT8``, ``fused`` ..."""
+    engine_hidden: dict[str, int]
+    """Why the others are not shown, and how many layers each reason holds for."""
     outputs: dict[str, OutputFigures]
     """Graph output to its figures, as in ``VerifyResult``."""
     almost_zero: dict[str, int]
@@ -141,6 +144,17 @@ def _engine_layers(found: Measurement) -> dict[str, int]:
     return {kind: kinds.count(kind) for kind in sorted(set(kinds))}
 
 
+def _hidden(found: Measurement) -> dict[str, int]:
+    """Reasons for layers that are not shown and how many have them, the most frequent first."""
+    states = [info.engine for info in found.table.layers if info.engine and not info.engine.startswith(SHOWN)]
+    reasons = Counter(state.partition(": ")[2] for state in states)
+    return dict(reasons.most_common())
+
+
+def _layers(count: int) -> str:
+    return "1 layer" if count == 1 else f"{count} layers"
+
+
 def _kind(state: str) -> str:
     """A layer's state without the names and numbers in it."""
     if not state.startswith(SHOWN):
@@ -226,15 +240,17 @@ def _content(artifact: Artifact, found: Measurement, data: str, compared: QatCom
 
 def _engine_notes(found: Measurement) -> list[str]:
     table, count = found.table, len(found.table.layers)
-    fused = sum(info.engine == FUSED for info in table.layers)
+    fused = sum(info.engine.startswith(FUSED) for info in table.layers)
     notes = [f"{table.engine_label}: {fused} of {count} layers are fused and cannot be shown."]
     if table.engine_recorded:
         notes[0] += f" Recorded: {table.engine_recorded}."
-    if table.engine_recorded.startswith("marked INT8 tensors"):
+    if table.engine_recorded.startswith(INT8_MARKED):
         notes.append(
             "Marked INT8 tensors are what the next layers read: a layer, its activation and its quantiser stay one "
-            "kernel, not always the one in the engine that serves."
+            "kernel, not always the one in the engine that serves. A layer whose result, or what the activation makes "
+            "of it, is not quantised by itself has no such tensor, and a float one in its place would undo the fusion."
         )
+        notes += [f"Not shown: {_layers(number)}, {reason}." for reason, number in _hidden(found).items()]
     if table.engine_recorded.startswith("marked outputs"):
         notes.append("Marked outputs undo fusions: the engine that serves may run other kernels around them.")
     if any(", in INT8" in info.engine for info in table.layers):
@@ -284,6 +300,7 @@ def _summary(
         engine=table.engine_label,
         recorded=table.engine_recorded,
         engine_layers=_engine_layers(found),
+        engine_hidden=_hidden(found),
         outputs=found.outputs,
         almost_zero=table.layers_almost_zero(),
         top1_fp32=found.top_one.reference if found.top_one else None,

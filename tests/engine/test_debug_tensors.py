@@ -19,7 +19,7 @@ from pipeline.core.errors import InputError, ToolError
 from pipeline.engine.compat import Api
 from pipeline.engine.cuda import open_device
 from pipeline.engine.debug_tensors import Watched, Watcher, dequantised_names, fused_ends, watched_names
-from pipeline.engine.onnx_wire import read_model
+from pipeline.engine.onnx_wire import Graph, read_model
 from pipeline.engine.runner import Runner
 from tests.engine.fakes import plan
 from tests.engine.graphs import save
@@ -66,6 +66,58 @@ def test_a_tensor_that_is_quantised_behind_a_cast(tmp_path: Path) -> None:
 def test_a_layer_fused_with_its_activation_has_another_end(tmp_path: Path) -> None:
     graph = read_model(model(tmp_path / "m.onnx")).graph
     assert fused_ends(graph, ["a", "b", "r", "y"]) == {"a": "r"}, "b is read by a quantiser too"
+
+
+HARD_SWISH = (
+    ("Add", ["a", "three"], ["plus"]),
+    ("Clip", ["plus", "zero", "six"], ["clipped"]),
+    ("Mul", ["a", "clipped"], ["product"]),
+    ("Div", ["product", "six"], ["swish"]),
+    ("Mul", ["swish", "three"], ["scaled"]),
+    ("Add", ["scaled", "three"], ["end"]),
+)
+"""As PaddleOCR's text detector has it, with a scale and a shift behind it."""
+QUANTISED = (
+    ("QuantizeLinear", ["end", "s", "code"], ["q"]),
+    ("DequantizeLinear", ["q", "s", "code"], ["d"]),
+    ("Relu", ["d"], ["y"]),
+)
+
+
+def written_out(path: Path, *nodes: tuple[str, list[str], list[str]]) -> Graph:
+    constants = {"three": np.float32(3), "six": np.float32(6), "zero": np.float32(0)}
+    constants |= {"s": np.float32(SCALE), "code": np.int8(0)}
+    made = [helper.make_node("Conv", ["x", "x"], ["a"]), *(helper.make_node(*node) for node in nodes)]
+    return read_model(save(path, made, constants)).graph
+
+
+def test_an_activation_may_be_written_in_several_nodes(tmp_path: Path) -> None:
+    graph = written_out(tmp_path / "m.onnx", *HARD_SWISH, *QUANTISED)
+    assert fused_ends(graph, ["a"]) == {"a": "end"}
+    assert dequantised_names(graph, ["a", "end"]) == {"d": Watched("end", SCALE)}
+
+
+@pytest.mark.parametrize(
+    "more", [("GlobalAveragePool", ["swish"], ["pooled"]), ("Mul", ["swish", "x"], ["gated"])], ids=lambda node: node[0]
+)
+def test_what_another_operator_reads_on_the_way_is_no_end(
+    more: tuple[str, list[str], list[str]], tmp_path: Path
+) -> None:
+    assert fused_ends(written_out(tmp_path / "m.onnx", *HARD_SWISH, more, *QUANTISED), ["a"]) == {}
+
+
+def test_what_another_tensor_goes_into_is_no_end(tmp_path: Path) -> None:
+    gated = [(op, ["x" if name == "six" else name for name in names], out) for op, names, out in HARD_SWISH]
+    assert fused_ends(written_out(tmp_path / "m.onnx", *gated, *QUANTISED), ["a"]) == {}
+
+
+def test_what_is_an_output_on_the_way_is_no_end(tmp_path: Path) -> None:
+    names = {"product": "y", "y": "z"}
+    nodes = [
+        (op, [names.get(name, name) for name in read], [names.get(name, name) for name in made])
+        for op, read, made in (*HARD_SWISH, *QUANTISED)
+    ]
+    assert fused_ends(written_out(tmp_path / "m.onnx", *nodes), ["a"]) == {}
 
 
 # -- copying -----------------------------------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ import pytest
 from pipeline.core.errors import CheckFailed, InputError
 from pipeline.errors.activations import BINS, SPAN, quantisation_energy, sweep_activation
 from pipeline.errors.capture import Account, CallableReading, OrtReading
-from pipeline.errors.engine_errors import FUSED
 from pipeline.errors.graphs import Graph
 from pipeline.errors.layers import layers_of_graph
 from pipeline.errors.measure import measure
@@ -25,6 +24,7 @@ net = network({"relu": 0.9, "sum": 30.0})  # relu clips, sum does not
 fp32, int8 = Graph(net.fp32), Graph(net.int8)
 layers = layers_of_graph(int8)
 TENSORS = [layer.tensor for layer in layers]
+CANNOT = "fused: the engine cannot show it"
 
 
 @pytest.fixture(scope="module")
@@ -211,10 +211,10 @@ def test_engine_columns_and_fused_tensors():
             np.testing.assert_allclose(table.columns["engine_relative_l2"][row], expected, rtol=1e-3)
             assert (table.columns["engine_int8_relative_l2"][row] < table.columns["engine_relative_l2"][row]).all()
         else:
-            assert info.engine == FUSED
+            assert info.engine == CANNOT
             assert np.isnan(table.columns["engine_relative_l2"][row]).all()
     frame = table.frame()
-    assert set(frame[frame.layer == "branch"].engine) == {FUSED}
+    assert set(frame[frame.layer == "branch"].engine) == {CANNOT}
 
 
 def test_what_an_engine_has_and_does_not_give_is_not_called_fused():
@@ -223,7 +223,7 @@ def test_what_an_engine_has_and_does_not_give_is_not_called_fused():
     table = measure(fp32, int8, layers, batches(), engine=reading).table
     states = {info.layer.tensor: info.engine for info in table.layers}
     assert states["branch"] == "not compared: bfloat16"
-    assert states["stem"] == FUSED
+    assert states["stem"] == CANNOT
     assert states["logits"] == "shown"
 
 

@@ -19,7 +19,6 @@ from pipeline.cli.inspect import command as inspect_command
 from pipeline.core.errors import InputError
 from pipeline.data import open_source
 from pipeline.errors.diff import diff_artifacts
-from pipeline.errors.engine_errors import FUSED
 from pipeline.errors.report import report_artifact
 from pipeline.errors.table import read_table
 from pipeline.reports.summary import summary_markdown
@@ -189,13 +188,19 @@ def test_engine_with_marked_int8_tensors(artifact, tensorrt):
     assert state["stem"] == "shown as relu, after the activation, in INT8"
     assert state["sum"] == "shown, in INT8"
     assert state["logits"] == "shown"
-    assert state["branch"] == state["padded"] == state["last"] == FUSED
+    assert {name: state[name] for name in ("branch", "padded", "last")} == {
+        "branch": "fused: Add joins it with another tensor before anything is quantised",
+        "padded": "fused: Conv reads it before anything is quantised",
+        "last": "fused: GlobalAveragePool reads it before anything is quantised",
+    }
+    assert report.engine_hidden == {state[name].removeprefix("fused: "): 1 for name in ("branch", "padded", "last")}
     shown = table[table.layer.isin(["stem", "sum", "logits"])]
     assert (shown.engine_int8_relative_l2 < 1e-6).all()
     assert (shown.engine_relative_l2 > 1e-3).all(), "to FP32 the rounding counts"
     page = (artifact / "reports" / "report.html").read_text()
     assert f"Recorded: {way}." in page
     assert "its activation and its quantiser stay one kernel" in page
+    assert "Not shown: 1 layer, Add joins it with another tensor before anything is quantised." in page
     assert Artifact.open(artifact).manifest.verification["engine"]["recorded"] == way
 
 
@@ -253,7 +258,7 @@ def test_engine_with_debug_tensors(artifact, tmp_path, tensorrt):
     state = table.groupby("layer").engine.first().to_dict()
     assert state["stem"] == "shown as relu, after the activation, in INT8"
     assert state["sum"] == state["logits"] == "shown"
-    assert state["branch"] == state["padded"] == state["last"] == FUSED
+    assert state["branch"] == state["padded"] == state["last"] == "fused: the engine cannot show it"
     fused = table[table.layer == "branch"]
     assert fused.engine_relative_l2.isna().all()
     shown = table[table.layer == "stem"]
@@ -320,7 +325,10 @@ def test_the_command_says_what_was_recorded(artifact, tensorrt, tmp_path):
         arguments = [str(artifact), "--engine", "tensorrt", "--out", str(tmp_path / "o")]
         found = CliRunner().invoke(errors_command, arguments + (["--engine-capture", way] if way else []))
         assert found.exit_code == 0, found.output
-        assert f"recorded: {words}; layers:" in " ".join(found.output.split())
+        said = " ".join(found.output.split())
+        assert f"recorded: {words}; layers:" in said
+        reason = "not shown, 1: GlobalAveragePool reads it" if way else "not shown, 3: the engine cannot show it"
+        assert reason in said
 
 
 def test_a_way_to_capture_needs_an_engine(artifact):
