@@ -99,9 +99,11 @@ class CalibrationRecord(Record):
     batches: int
     skipped_batches: int
     tensors: int
+    given: bool = False
+    """The model came with Q/DQ nodes: their scales are in use, and the calibrator did nothing."""
 
     def __str__(self) -> str:
-        return calibrator_text(self.calibrator, self.params)
+        return "the model's own Q/DQ nodes" if self.given else calibrator_text(self.calibrator, self.params)
 
 
 class Manifest(Record):

@@ -49,11 +49,14 @@ def manifest(
     split: Split,
     calibrator: Calibrator,
     said: Sequence[str],
+    *,
+    prequantized: bool,
 ) -> Manifest:
     """Everything about a build but the files, which the package stage hashes.
 
     Args:
         said: warnings of the build as a whole, beside those of its stages.
+        prequantized: the model came with Q/DQ nodes.
     """
     export, calibration = exported.result, calibrated.result
     return Manifest(
@@ -80,6 +83,7 @@ def manifest(
             batches=calibration.batches,
             skipped_batches=calibration.skipped_batches,
             tensors=len(quantized.result.tensors),
+            given=prequantized,
         ),
         inputs=export.inputs,
         outputs=export.outputs,

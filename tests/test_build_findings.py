@@ -15,6 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from pipeline.artifact import Artifact, calibrator_text
 from pipeline.cli.build import command
 from pipeline.cli.calibrate import command as calibrate_command
+from pipeline.cli.inspect import command as inspect_command
 from pipeline.config import Profile, load_config
 from pipeline.core.errors import InputError
 from pipeline.engine.profiles import samples_outside
@@ -234,6 +235,42 @@ def test_equalising_is_advised_where_a_transformer_is_far_off(
     if told:
         assert "output 'y' is " in advice[0]
         assert "1 matrix product's input has one scale" in advice[0]
+
+
+def test_equalising_is_not_advised_for_the_classifier_behind_many_convolutions(tmp_path: Path, data: Path) -> None:
+    generator = np.random.default_rng(0)
+    shapes = [(16, 16 if i else 3, 3, 3) for i in range(12)]
+    weights = {f"w{i}": generator.standard_normal(shape).astype(np.float32) for i, shape in enumerate(shapes)}
+    weights["v"] = generator.standard_normal((16, 32)).astype(np.float32)
+    tensors = ["x", *(f"c{i}" for i in range(12))]
+    nodes = [
+        helper.make_node("Conv", [tensors[i], f"w{i}"], [tensors[i + 1]], name=f"conv{i}", pads=[1, 1, 1, 1])
+        for i in range(12)
+    ]
+    nodes += [
+        helper.make_node("GlobalAveragePool", ["c11"], ["p"], name="pool"),
+        helper.make_node("Flatten", ["p"], ["f"], name="flat"),
+        helper.make_node("Gemm", ["f", "v"], ["y"], name="head"),
+    ]
+    onnx.save(graph(nodes, {"x": ["N", 3, "H", "W"]}, {"y": ["N", 32]}, weights), tmp_path / "m.onnx")
+    result = built(tmp_path / "m.onnx", data, tmp_path / "out", "--calibrator", "percentile", "--percentile", "80")
+    assert result.exit_code == 0, result.output
+    manifest = Artifact.open(tmp_path / "out").manifest
+    assert manifest.verification["outputs"][0]["relative_l2_mean"] > 0.1
+    assert not [text for text in manifest.warnings if "--equalise" in text]
+
+
+def test_an_artifact_of_given_scales_names_no_calibrator(tmp_path: Path, data: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    for model, out in ((classifier(tmp_path / "m.onnx"), first), (first / "model.int8.onnx", second)):
+        result = built(model, data, out)
+        assert result.exit_code == 0, result.output
+    assert [Artifact.open(out).manifest.calibration.given for out in (first, second)] == [False, True]
+    tensors = Artifact.open(second).manifest.calibration.tensors
+    assert tensors > 0
+    text = f"the model's own Q/DQ nodes, {tensors} tensors"
+    assert f"- scales of {text}\n" in (second / "reports" / "summary.md").read_text()
+    assert text in CliRunner().invoke(inspect_command, [str(second)]).stdout
 
 
 @pytest.mark.parametrize(

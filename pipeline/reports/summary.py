@@ -25,7 +25,9 @@ def summary_markdown(manifest: Manifest) -> str:
         "",
         f"- model: `{manifest.source.spec}`, SHA-256 `{manifest.source.sha256}`",
         f"- data: `{data.spec}`, SHA-256 `{data.sha256}`",
-        f"- calibrated with {calibration} on {data.calibration_samples} samples, {calibration.tensors} tensors",
+        f"- scales of {calibration}, {calibration.tensors} tensors"
+        if calibration.given
+        else f"- calibrated with {calibration} on {data.calibration_samples} samples, {calibration.tensors} tensors",
         f"- verified on {data.verification_samples} samples"
         + (" held aside from calibration" if data.held_aside else ", **not held aside from calibration**"),
         "",
