@@ -14,7 +14,7 @@ from onnx import TensorProto
 from pipeline.core.ort import make_session
 from pipeline.placement.graph import load_graph
 from pipeline.placement.half import HalfResult, to_half
-from tests.placement.conftest import Quantised
+from tests.placement.conftest import Quantised, int8_nodes, rtx_engine
 from tests.placement.tiny import Tiny
 
 
@@ -123,7 +123,12 @@ def test_integer_core_is_left_alone(quantised: Callable[[str], Quantised]) -> No
 
 
 @pytest.mark.parametrize("name", ["mobilenetv3", "lstm", "minilm", "ocr-recogniser"])
-def test_networks_with_a_float_part(name: str, quantised: Callable[[str], Quantised], tmp_path: Path) -> None:
+def test_networks_with_a_float_part(
+    name: str,
+    quantised: Callable[[str], Quantised],
+    rtx_int8_nodes: Callable[[str], frozenset[str]],
+    tmp_path: Path,
+) -> None:
     """Numbers, names, and the INT8 layers in a TensorRT-RTX engine are those of the FP32 remainder."""
     found = quantised(name)
     proto, result = halved(found.int8)
@@ -144,15 +149,7 @@ def test_networks_with_a_float_part(name: str, quantised: Callable[[str], Quanti
     assert np.linalg.norm(half - fp32) < 1.2 * own + 1e-3 * np.linalg.norm(fp32)
 
     pytest.importorskip("tensorrt_rtx")
-    from pipeline.config import Profile
-    from pipeline.engine.builder import build_engine
-    from tests.placement.test_zoo import plan_reader
-
-    reader, layers = plan_reader(), []
     onnx.save(proto, tmp_path / "half.onnx")
-    for path in (found.int8, tmp_path / "half.onnx"):
-        plan = tmp_path / "m.plan"
-        build_engine(path, target="rtx", profiles=[Profile.parse(found.model.profile())], plan_path=plan)
-        layers.append(reader.int8_nodes(reader.read_plan(plan.read_bytes())))
+    rtx_engine(tmp_path / "half.onnx", found.model, tmp_path)
     wanted = {item.node for item in found.plan.decisions if item.quantized and item.op in ("Conv", "MatMul", "Gemm")}
-    assert layers[0] & wanted == layers[1] & wanted == wanted
+    assert rtx_int8_nodes(name) & wanted == int8_nodes(tmp_path) & wanted == wanted

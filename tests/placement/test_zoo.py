@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import onnx
@@ -132,31 +129,13 @@ def test_numbers_against_pytorch(name: str, quantised: Callable[[str], Quantised
         assert np.linalg.norm(a - b) / np.linalg.norm(a) < LARGEST_ERROR.get(name, 0.05)
 
 
-def plan_reader() -> ModuleType:
-    """scripts/rtx_int8_layers.py as a module."""
-    path = Path(__file__).resolve().parents[2] / "scripts" / "rtx_int8_layers.py"
-    spec = importlib.util.spec_from_file_location("rtx_int8_layers", path)
-    assert spec is not None and spec.loader is not None  # noqa: PT018
-    module = importlib.util.module_from_spec(spec)
-    import sys
-
-    sys.modules["rtx_int8_layers"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 @NETWORKS
-def test_builds_into_an_rtx_engine(name: str, quantised: Callable[[str], Quantised], tmp_path: Path) -> None:
+def test_builds_into_an_rtx_engine(
+    name: str, quantised: Callable[[str], Quantised], rtx_int8_nodes: Callable[[str], frozenset[str]]
+) -> None:
     pytest.importorskip("tensorrt_rtx")
-    from pipeline.config import Profile
-    from pipeline.engine.builder import build_engine
-
-    found = quantised(name)
-    target = tmp_path / "model.plan"
-    build_engine(found.int8, target="rtx", profiles=[Profile.parse(found.model.profile())], plan_path=target)
-    reader = plan_reader()
-    done = reader.int8_nodes(reader.read_plan(target.read_bytes()))
-    intended = [item for item in found.plan.decisions if item.quantized and item.op in WEIGHTED]
+    done = rtx_int8_nodes(name)
+    intended = [item for item in quantised(name).plan.decisions if item.quantized and item.op in WEIGHTED]
     missing = [item for item in intended if item.node not in done]
     assert len(missing) == FLOAT_IN_RTX.get(name, 0), missing
     assert all(item.op == "ConvTranspose" for item in missing)
