@@ -185,6 +185,11 @@ def test_files_that_are_no_model(tmp_path) -> None:
     with pytest.raises(InputError, match="neither") as caught:
         run("model.py", folder=tmp_path)
     assert caught.value.remedy == "name the callable in it: model.py:NAME"
+    (tmp_path / "net").mkdir()
+    (tmp_path / "net" / "manifest.json").write_text("{}")
+    with pytest.raises(InputError, match="neither") as caught:
+        run(str(tmp_path / "net"), folder=tmp_path)
+    assert caught.value.remedy == f"of an artifact, give the float model: {tmp_path / 'net' / 'model.fp32.onnx'}"
 
 
 def test_invalid_graph_names_the_checkers_words(tmp_path) -> None:

@@ -56,7 +56,7 @@ def command(
     if as_json:
         print_json({"file": str(out), "amax": {name: dict(found) for name, found in ranges.items()}})
     elif not quiet:
-        click.echo(f"{out}: {len(chosen)} tensors")
+        click.echo(f"{out}: {len(chosen)} tensor{'s' * (len(chosen) != 1)}")
 
 
 def _statistics_of(artifact: Path) -> tuple[Path, Any]:

@@ -31,6 +31,10 @@ class FiniteFloat(click.FloatRange):
             self.fail(f"{value} is not a finite number", param, ctx)
         return super().convert(number, param, ctx)
 
+    def _describe_range(self) -> str:
+        """For ``--help``, where click writes ``x<=None`` of a range without limits."""
+        return "" if self.min is None and self.max is None else super()._describe_range()
+
 
 POSITIVE: Final = FiniteFloat(min=0, min_open=True)
 

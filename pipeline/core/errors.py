@@ -50,9 +50,14 @@ class ToolError(QuantizeError):
     exit_code: ClassVar[int] = 1
 
 
+_MOST_KNOWN = 40
+"""Names that a message lists: all placement rules, but not every tensor of a network."""
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """``"did you mean 'entropy'? known: ..."`` for an unknown ``name``."""
     options = sorted(known)
     near = get_close_matches(name, options, n=1, cutoff=0.5)
-    known_text = f"known: {', '.join(options)}" if options else "none is known"
+    more = f" and {len(options) - _MOST_KNOWN} more" if len(options) > _MOST_KNOWN else ""
+    known_text = f"known: {', '.join(options[:_MOST_KNOWN])}{more}" if options else "none is known"
     return f"did you mean {near[0]!r}? {known_text}" if near else known_text

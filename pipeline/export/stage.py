@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipeline.artifact import FP32_MODEL, MANIFEST
 from pipeline.core.errors import InputError
 from pipeline.core.progress import SILENT, Progress
 from pipeline.export.from_onnx import export_onnx_file
@@ -53,6 +54,8 @@ def run(
     code = parse_code(model)
     if code is None:
         remedy = f"name the callable in it: {model}:NAME" if path.suffix == ".py" else None
+        if (path / MANIFEST).is_file():
+            remedy = f"of an artifact, give the float model: {path / FP32_MODEL}"
         raise InputError(
             f"model {model!r} is neither a .onnx file nor file.py:callable nor package.module:callable", remedy=remedy
         )

@@ -116,7 +116,8 @@ class MixedResult(StageResult):
         figure = self.target.describe(point.figures)
         share = f"{100 * point.int8_share:.1f} % of the multiply-accumulates in INT8"
         kept = sum(record.kept for record in self.repairs) if point.repaired else 0
-        how = f"{len(point.restored)} nodes back in float, {kept} repairs"
+        nodes = len(point.restored)
+        how = f"{nodes} node{'s' * (nodes != 1)} back in float, {kept} repair{'s' * (kept != 1)}"
         if self.reached:
             return f"{figure} ({self.target}): {how}, {share}"
         return f"{self.target} is not reached by any mix; the nearest has {figure}: {how}, {share}"

@@ -31,11 +31,18 @@ def search_table(entry: dict[str, Any]) -> SearchTable:
         "SQNR": [f"{figures['sqnr_db']:.2f} dB" for _, figures in rows],
         "agreement": [_percent(figures["agreement"]) for _, figures in rows],
         "top-1": [_percent(figures["top1"]) for _, figures in rows],
+        "drop, points": [_drop(figures) for _, figures in rows],
         "meets": [("yes" if point["meets"] else "no") + (" *" if point["best"] else "") for point, _ in rows],
     }
     shown = {name: cells for name, cells in columns.items() if any(cell != "-" for cell in cells)}
     built = next(number for number, (point, _) in enumerate(rows) if point["number"] == entry["point"])
     return SearchTable(tuple(shown), tuple(zip(*shown.values(), strict=True)), built)
+
+
+def _drop(figures: dict[str, Any]) -> str:
+    """Of top-1 against FP32 on the same samples."""
+    top1 = figures["top1"]
+    return "-" if top1 is None else f"{100 * (figures['top1_fp32'] - top1):.2f}"
 
 
 def _percent(share: float | None) -> str:

@@ -34,6 +34,13 @@ def test_every_float_option_has_the_one_type() -> None:
     assert wrong == []
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_tells_no_range_that_has_no_limit(name: str) -> None:
+    text = CliRunner().invoke(main, [name, "--help"]).stdout
+    assert "Usage: " in text
+    assert "None]" not in text
+
+
 @pytest.mark.parametrize("text", ["nan", "inf", "-inf", "1e999"])
 @pytest.mark.parametrize(("name", "option"), FLOATS, ids=lambda item: getattr(item, "name", item))
 def test_no_float_option_takes_a_number_that_is_not_finite(name: str, option: click.Option, text: str) -> None:

@@ -24,6 +24,7 @@ from pipeline.config import BuildConfig
 from pipeline.core.errors import CheckFailed
 from pipeline.core.ort import make_session
 from pipeline.mixed.evaluate import Evaluator
+from pipeline.reports.points import search_table
 from pipeline.stages import build
 from tests.mixed.setting import silu_blocks
 from tests.mixed.test_times import write
@@ -245,6 +246,9 @@ def test_top_one_from_a_configuration_file(inputs: Path, tmp_path: Path) -> None
     point = manifest["mixed"]["points"][manifest["mixed"]["point"]]
     assert manifest["mixed"]["text"] == "top-1 drop of at most 5 points"
     assert point["figures"]["top1_fp32"] == 1.0
+    table = search_table(manifest["mixed"])
+    column = table.header.index("drop, points")
+    assert table.rows[table.built][column] == f"{100 - 100 * point['figures']['top1']:.2f}"
     assert point["figures"]["top1"] >= 0.95
     assert manifest["verification"]["top1_fp32"] == 1.0
     flags = quantize("build", "-c", tmp_path / "build.yaml", "--min-agreement", "90%")

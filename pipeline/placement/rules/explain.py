@@ -115,7 +115,7 @@ def _epilogue(draft: Draft, node: ir.Node) -> None:
         return
     source, written = found
     if reaches_pair(draft, written):
-        draft.decide(node, False, f"runs in the kernel of {source.name}, before that rounds to INT8")
+        draft.decide(node, False, f"runs in the kernel of {source.name}, before its result is rounded to INT8")
     else:
         draft.decide(node, False, f"runs in the kernel of {source.name}, whose output stays float")
 
