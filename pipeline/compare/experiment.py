@@ -16,6 +16,7 @@ import numpy as np
 from pipeline import stages
 from pipeline.compare.archive import read_arrays
 from pipeline.compare.bootstrap import CONFIDENCE, RESAMPLES
+from pipeline.compare.doubt import almost_zero_outputs
 from pipeline.compare.engines import EngineBuilder, require_tensorrt
 from pipeline.compare.measured import Measured, chosen_score
 from pipeline.compare.metric import metric_code
@@ -217,6 +218,10 @@ def _outcome(
     fewer = tuple(candidate.measured for candidate in subsets)
     score = chosen_score(measured)
     recommendation = recommend(measured, score, setting.total, config.seed)
+    doubts = tuple(almost_zero_outputs(setting.fp32.path, evaluation.references[CLEAN].path))
+    for text in doubts:
+        preparation.progress.warn(text)
+    recommendation = recommendation.model_copy(update={"reasons": (*recommendation.reasons, *doubts)})
     names = tuple(layer.tensor for layer in layers)
     table = rows(evaluation.fp32, [*measured, *fewer], score, names, samples=setting.total, seed=config.seed)
     document = {

@@ -325,6 +325,25 @@ def test_a_network_without_activation_layers_has_no_noise(tmp_path: Path) -> Non
         run_experiment(CompareConfig(**values, samples=30, shift_sigma=(0.1,)))
 
 
+def test_outputs_that_are_almost_zero_are_said(given: Path, tmp_path: Path) -> None:
+    """Behind a sigmoid, whose range is known; their relative error counts like any other."""
+    import onnx
+
+    model = onnx.load(given / "model.onnx")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(14), "shift"))
+    model.graph.node.append(onnx.helper.make_node("Sub", ["scores", "shift"], ["lower"], "sub"))
+    model.graph.node.append(onnx.helper.make_node("Sigmoid", ["lower"], ["share"], "sigmoid"))
+    model.graph.output[0].name = "share"
+    onnx.save(model, tmp_path / "model.onnx")
+    said = Lines()
+    changes = {"model": str(tmp_path / "model.onnx"), "labels": None, "calibrators": ("minmax",)}
+    outcome = run_experiment(config(given, tmp_path / "out", **changes), progress=said)
+    (reason,) = (text for text in outcome.recommendation.reasons if "almost zero" in text)
+    assert reason.startswith("FP32's output 'share' is almost zero in 64 of 64 samples (below 0.001 of its range)")
+    assert reason in said.lines
+    assert reason in json.loads((tmp_path / "out" / "compare.json").read_text())["recommendation"]["reasons"]
+
+
 @pytest.mark.parametrize("figure", ["top1", "agreement", "relative_l2"])
 def test_the_table_fits_a_terminal_of_80_columns(
     figure: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
