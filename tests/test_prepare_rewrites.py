@@ -417,6 +417,25 @@ def test_biases_and_scalars_stay_shared(tmp_path) -> None:
 # Constants, names, nodes without effect
 
 
+@pytest.mark.parametrize("by", ["scales", "sizes"])
+def test_empty_inputs_of_resize_are_left_out(tmp_path, by: str) -> None:
+    inputs = ["x", "roi", "scales"] if by == "scales" else ["x", "roi", "none", "sizes"]
+    weights = {
+        "roi": np.empty(0, np.float32),
+        "scales": np.float32([1, 1, 2, 2]),
+        "none": np.empty(0, np.float32),
+        "sizes": np.int64([2, 4, 16, 16]),
+    }
+    graph, changes = _rewritten(
+        tmp_path,
+        [helper.make_node("Resize", inputs, ["y"], "grow", mode="nearest")],
+        {name: array for name, array in weights.items() if name in inputs},
+    )
+    assert list(graph.node[0].input) == (["x", "", "scales"] if by == "scales" else ["x", "", "", "sizes"])
+    assert [value.name for value in graph.initializer] == [by]
+    assert changes["empty input of Resize left out"] == ("grow",)
+
+
 def test_constants_are_worked_out(tmp_path) -> None:
     nodes = [
         node("Transpose", ["w"], ["wt"], perm=[1, 0]),

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "fold_constants",
+    "omit_empty_inputs",
     "remove_dropout",
     "remove_identity",
     "remove_unused",
@@ -158,6 +159,29 @@ def remove_identity(model: ir.Model) -> list[str]:
                 source.name = output.name
             removed.append(str(node.name))
     return removed
+
+
+def omit_empty_inputs(model: ir.Model) -> list[str]:
+    """Take the optional inputs of Resize away that are constants of no element: TensorRT warns of each one.
+
+    Returns:
+        The names of the nodes.
+    """
+    changed = []
+    for graph in all_graphs(model):
+        for node in graph:
+            if node.op_type != "Resize" or node.domain not in ("", "ai.onnx"):
+                continue
+            empty = [
+                index
+                for index, value in enumerate(node.inputs)
+                if index and value is not None and value.const_value is not None and value.const_value.size == 0
+            ]
+            for index in empty:
+                node.replace_input_with(index, None)
+            if empty:
+                changed.append(str(node.name))
+    return changed
 
 
 def _may_become_output(value: ir.Value, graph: ir.Graph) -> bool:

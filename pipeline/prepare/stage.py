@@ -13,6 +13,7 @@ from pipeline.onnxfile import check_file, load_model, save_model
 from pipeline.onnxgraph import all_graphs, clear_meaningless_dimensions, infer_shapes, opset_of, tensor_specs
 from pipeline.prepare.clean import (
     fold_constants,
+    omit_empty_inputs,
     remove_dropout,
     remove_identity,
     remove_unused,
@@ -126,6 +127,8 @@ def rewrite(model: ir.Model, advance: Any = lambda: None) -> tuple[Change, ...]:
         remove_unused(model)
         if _nodes(model) == before:
             break
+    note("empty input of Resize left out", omit_empty_inputs(model))
+    remove_unused(model)
     note("weight copied for a second user", unshare_weights(model))
     note("node named", name_nodes(model))
     infer_shapes(model)
