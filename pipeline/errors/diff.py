@@ -33,7 +33,7 @@ class LayerDifference(Record):
     weights_change: float | None
     """‖w_B − w_A‖ / ‖w_A‖ of the dequantised weights."""
     error_a: float | None
-    """Accumulated relative L2 error, mean over the samples of A's report."""
+    """Accumulated relative L2 error, mean over the samples of A's report in which FP32 is not almost zero."""
     error_b: float | None
 
     @property
@@ -78,7 +78,7 @@ def diff_artifacts(a: Path, b: Path) -> ArtifactDifference:
     tables = [_errors(artifact) for artifact in opened]
     back = {ours: theirs for theirs, ours in names.items()}
     samples = [None if table is None else set(table["sample"].tolist()) for table in tables]
-    means = [{} if table is None else table.groupby("node")["relative_l2"].mean().to_dict() for table in tables]
+    means = [{} if table is None else _means(table) for table in tables]
     return ArtifactDifference(
         a=str(a),
         b=str(b),
@@ -89,6 +89,12 @@ def diff_artifacts(a: Path, b: Path) -> ArtifactDifference:
             _layer(layer, means[0].get(layer.node), means[1].get(back.get(layer.node, ""))) for layer in layers
         ),
     )
+
+
+def _means(table: pd.DataFrame) -> dict[str, float]:
+    """By node, without those that have no relative error in any sample."""
+    means: dict[str, float] = table.groupby("node")["relative_l2"].mean().dropna().to_dict()
+    return means
 
 
 _SIDES = {"PTQ only": "A only", "QAT only": "B only"}
@@ -129,6 +135,7 @@ _NAMES = (
     "calibration samples",
     "top-1 INT8",
     "output relative L2",
+    "output largest error",
     "output cosine",
 )
 
@@ -139,7 +146,7 @@ def _values(artifact: Artifact) -> tuple[str, ...]:
     outputs = figures.get("outputs") or [{}]
 
     def number(value: object) -> str:
-        return "-" if not isinstance(value, float) else f"{value:.5f}"
+        return "-" if not isinstance(value, float) else f"{value:.5g}"
 
     return (
         manifest.source.sha256[:12],
@@ -148,5 +155,6 @@ def _values(artifact: Artifact) -> tuple[str, ...]:
         str(manifest.data.calibration_samples),
         number(figures.get("top1_int8")),
         number(outputs[0].get("relative_l2_mean")),
+        number(outputs[0].get("max_abs")),
         number(outputs[0].get("cosine_mean")),
     )

@@ -476,6 +476,26 @@ def test_diff_command(artifact, tmp_path):
     assert "last_conv" in everything.output
 
 
+def test_diff_where_fp32_is_almost_zero(artifact, tmp_path):
+    """No relative error is no number, and no difference either; the absolute one is among the figures."""
+    other = make_artifact(tmp_path / "other", network({"relu": 2.4})).folder
+    report = artifact / "reports" / "errors.csv"
+    rows = list(csv.DictReader(report.open()))
+    for row in rows:
+        row["relative_l2"] = "" if row["node"] == "branch_conv" else row["relative_l2"]
+    with report.open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    found = diff_artifacts(artifact, other)
+    by_node = {layer.node: layer for layer in found.layers}
+    assert by_node["branch_conv"].error_a is None
+    assert by_node["branch_conv"].error_change is None
+    assert by_node["last_conv"].error_a > 0
+    first, second = found.settings["output largest error"]
+    assert float(first) != float(second)
+
+
 def test_diff_of_an_artifact_with_itself(artifact):
     found = diff_artifacts(artifact, artifact)
     assert found.settings == {}
