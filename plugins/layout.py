@@ -52,7 +52,8 @@ class Tuning:
     """How the kernels are laid out; the result does not depend on it.
 
     The defaults are what everything but tests runs. They, and the figures below, come from layouts measured on an H200
-    over activations of EfficientNet-Lite0 and ResNet-50 (``scripts/experiments/results-calibration-gpu.md``).
+    over activations of EfficientNet-Lite0 and ResNet-50 (``scripts/experiments/results-calibration-gpu.md``); those of
+    the sweep are of kernels that did not ask for values ahead yet.
     """
 
     threads: int = 512
@@ -65,8 +66,11 @@ class Tuning:
     pieces: int = 4
     """Segments for each block. Each costs its bins twice, written and read: 8 take 49 to 53 % longer at batch 8. 2 end
     less evenly, and take 3 to 5 % longer over EfficientNet-Lite0."""
-    finish_threads: int = 1024
-    """Per block of the second kernel, which has one per tensor."""
+    finish_threads: int = 512
+    """Per block of the second kernel, a power of two. 256 take it 5 to 11 % longer."""
+    slices: int = 8
+    """Blocks of the second kernel for one tensor, each of which adds up a share of the bins; a power of two. One,
+    of 1024 threads, took 18 to 63 % longer; 16, of 256, take 8 to 16 % longer."""
 
     @property
     def tile(self) -> int:
@@ -78,7 +82,7 @@ class Tuning:
 
     @property
     def finish_bytes(self) -> int:
-        return 8 * (BINS + self.finish_threads + 1)
+        return 4 * (BINS + self.finish_threads + 1)
 
 
 TUNING: Final = Tuning()
@@ -95,6 +99,7 @@ def macros(tuning: Tuning) -> dict[str, int]:
         "PERCENTILES": len(PERCENTILES),
         "MIN_EXPONENT": MIN_EXPONENT,
         "FINISH_THREADS": tuning.finish_threads,
+        "SLICES": tuning.slices,
     }
 
 

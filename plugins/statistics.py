@@ -45,7 +45,7 @@ SOURCE: Final = Path(__file__).with_name("statistics.cu")
 _HISTORY: Final = 256  # batches whose records are kept on the device before they are fetched
 _KEPT: Final = 8  # tuples of arrays whose addresses are kept on the device
 _HALVES: Final = {"float32": 0, "float16": 1}
-_MOST_ELEMENTS: Final = 1 << 32  # a segment's counters have 32 bits
+_MOST_ELEMENTS: Final = 1 << 32  # a batch's counters have 32 bits
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,10 @@ class GpuStatistics:
         self._running = self._zeroed(8 * BINS * count)
         self._binades = self._zeroed(4 * count)
         self._records = cuda.mem_alloc(max(RECORD.itemsize * _HISTORY * count, 1))
-        self._state = self._zeroed(8)  # whether a value is not finite; how many segments are taken
+        self._state = self._zeroed(8 + 8 * count)
+        """Of a batch: whether a value is not finite; how many segments are taken; for each tensor the largest binade so
+        far, plus 1; for each tensor how many blocks of the second kernel are through."""
+        self._totals = self._zeroed(4 * BINS * count)
         self._wanted = cuda.to_device(np.array(PERCENTILES, np.float64))
         self._layouts: dict[tuple[int, ...], _Layout] = {}
         self._bound: dict[int, _Bound] = {}
@@ -166,8 +169,8 @@ class GpuStatistics:
     def _launch(self, bound: _Bound, row: int) -> None:
         """Both kernels, the records into ``row``."""
         cuda, stream, layout, count = self._cuda, self.stream, bound.layout, len(self.tensors)
-        cuda.memset_d8_async(self._state, 0, 8, stream)
-        tuning = self._tuning
+        cuda.memset_d8_async(self._state, 0, 8 + 8 * count, stream)
+        tuning, state = self._tuning, int(self._state)
         if layout.segments:
             self._sweep(
                 layout.table,
@@ -177,7 +180,8 @@ class GpuStatistics:
                 layout.partials,
                 layout.scratch,
                 self._state,
-                np.intp(int(self._state) + 4),
+                np.intp(state + 4),
+                np.intp(state + 8),
                 block=(tuning.threads, 1, 1),
                 grid=(self._blocks(), 1),
                 shared=tuning.sweep_bytes,
@@ -194,8 +198,10 @@ class GpuStatistics:
             self._binades,
             self._state,
             self._skip,
+            self._totals,
+            np.intp(state + 8 + 4 * count),
             block=(tuning.finish_threads, 1, 1),
-            grid=(count, 1),
+            grid=(count * tuning.slices, 1),
             shared=tuning.finish_bytes,
             stream=stream,
         )

@@ -1,5 +1,5 @@
 // Enough of CUDA to run statistics.cu on a CPU. What includes this is compiled with -fsanitize=thread, whose calls before
-// every access to memory end in cuda_on_cpu.cpp: there threads give way to each other, and races are seen.
+// every access to memory end in simulator.cpp: there threads give way to each other, and races are seen.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -58,6 +58,9 @@ static float __fadd_rz(float a, float b) {                       // the sum is e
     return double(rounded) > sum ? std::nextafterf(rounded, 0.0f) : rounded;
 }
 template <typename T> static T __ldcs(const T* at) { return *at; }
+template <typename T> static T __ldcg(const T* at) { return *(const volatile T*)at; }
+static void __threadfence() {}
+static void load_vector(int* bits, const int4* at, int wanted) { if (wanted) std::memcpy(bits, at, sizeof(int4)); }
 
 struct Counters { unsigned* at; unsigned zeroth; };
 static Counters counters(unsigned* bins, unsigned zeroth) { return {bins, zeroth}; }

@@ -59,8 +59,13 @@ def on_device(
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(
     "tuning",
-    [SMALL, Tuning(threads=32, per_thread=16, blocks_per_sm=2, pieces=3, finish_threads=64)],
-    ids=["small", "wide"],
+    [
+        SMALL,
+        Tuning(threads=32, per_thread=16, blocks_per_sm=2, pieces=3, finish_threads=64, slices=2),
+        replace(SMALL, slices=1),
+        replace(SMALL, finish_threads=64, slices=128),
+    ],
+    ids=["small", "wide", "one slice", "more threads than columns"],
 )
 def test_same_bits_as_the_cpu(seed: int, tuning: Tuning) -> None:
     batches = activations(seed)

@@ -47,6 +47,7 @@ def test_other_layouts_give_the_same_bits() -> None:
         Tuning(blocks_per_sm=1, pieces=1),
         Tuning(threads=256, per_thread=8, blocks_per_sm=4),
         Tuning(threads=1024, blocks_per_sm=1),
+        Tuning(finish_threads=256, slices=16),
     ):
         with GpuStatistics(["x"], tuning=tuning) as statistics:
             held = cuda.to_device(x)
