@@ -206,6 +206,9 @@ def _open(model: str, flags: Mapping[str, Any], folder: Path, progress: Progress
             "no calibration data is given (--data)",
             remedy="give a folder of images, .npy, .npz or file.py:callable; random data is never used",
         )
+    if Path(model).is_dir():
+        need = "a model that is prepared here; an artifact's graph is taken as it is"
+        refuse_idle(("profiles",), need, "give a model")
     params = parameters_from(dict(flags))
     name = flags["calibrator"]
     if name is None and Path(model).is_dir():

@@ -59,6 +59,8 @@ def command(
 
     if options["engine"] is None:
         refuse_idle(("engine_capture",), "an engine that is built and read here", "give --engine as well")
+    if options["data"] is None:
+        refuse_idle(("samples", "batch_size"), "the samples of --data", "give --data as well")
     if options["out"] is not None:
         check_can_make(options["out"])
     progress = make_progress(quiet=quiet, verbose=verbose)

@@ -93,8 +93,8 @@ def diff_artifacts(a: Path, b: Path) -> ArtifactDifference:
 
 def _means(table: pd.DataFrame) -> dict[str, float]:
     """By node, without those that have no relative error in any sample."""
-    means: dict[str, float] = table.groupby("node")["relative_l2"].mean().dropna().to_dict()
-    return means
+    means = table.groupby("node")["relative_l2"].mean().dropna()
+    return {str(node): float(mean) for node, mean in means.items()}
 
 
 _SIDES = {"PTQ only": "A only", "QAT only": "B only"}
