@@ -115,7 +115,7 @@ def print_report(report: ErrorReport) -> None:
         add_row(operators, row["op"], str(row["layers"]), *("-" if cell is None else f"{cell:.3g}" for cell in cells))
     print_table(out, operators)
     worst = new_table(
-        "layers that make the largest error themselves",
+        "layers that make the largest error themselves, relative L2",
         ("layer", "text"),
         ("operator", "word"),
         *((name, "figure") for name in ("local", "weights", "activ.", "accum.", "max\nabs.")),

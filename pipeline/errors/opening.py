@@ -148,7 +148,9 @@ def _kept_samples(artifact: Artifact) -> ChosenData:
         raise InputError(
             f"{path} cannot be read: {error}", remedy=f"`quantize verify {artifact.folder}` says what is wrong with it"
         ) from error
-    text = f"the {len(numbers)} samples kept in the artifact (--data gives more)"
+    verified = artifact.manifest.verification.get("samples", 0)
+    of = f", of {verified} that it was verified on" if verified > len(numbers) else ""
+    text = f"the {len(numbers)} samples kept in the artifact{of} (--data gives more)"
     return ChosenData(lambda: [Batch(0, numbers, feeds)], len(numbers), text, None)
 
 

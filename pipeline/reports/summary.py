@@ -101,7 +101,8 @@ def _mixed(entry: dict[str, Any]) -> list[str]:
     ]
     return [
         f"Target: {entry['text']}{reached}. Points are judged on {entry['check_samples']} held-aside samples.{unseen}",
-        f"The bold one was built, with {len(entry['restored'])} nodes back in float and {entry['repairs']} repairs; "
+        f"The bold one was built, with {_count(len(entry['restored']), 'node')} back in float and "
+        f"{_count(entry['repairs'], 'repair')}; "
         "`--choose` builds another. All of it is in `pareto.json`, the picture in `pareto.png`.",
         "",
         *_table(table.header, rows),
@@ -132,3 +133,7 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
         "|" + " --- |" * len(header),
         *("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows),
     ]
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -50,7 +50,10 @@ def _labels(path, count):
 def test_report_replaces_the_artifacts_own_and_its_hashes(artifact):
     report = report_artifact(artifact)
     assert report.samples == 2  # kept by the verify stage
-    assert "kept in the artifact" in report.data
+    verified = Artifact.open(artifact).manifest.verification["samples"]
+    assert verified > 2
+    kept = f"the 2 samples kept in the artifact, of {verified} that it was verified on"
+    assert report.data == f"{kept} (--data gives more)"
     expected = {"errors.parquet", "errors.csv", "errors.png", "metrics.png", "calibrators.png", "report.html"}
     assert set(report.files) == expected
     assert Artifact.open(artifact).differences() == []
@@ -363,6 +366,7 @@ def test_errors_command(artifact):
     done = CliRunner().invoke(errors_command, [str(artifact)], env={"COLUMNS": "100"})
     assert done.exit_code == 0, done.output
     assert "relative L2 error by operator type" in done.output
+    assert "layers that make the largest error themselves, relative L2" in done.output
     assert "output logits: relative L2" in done.output
     assert "report.html" in done.output
 

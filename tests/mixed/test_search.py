@@ -97,6 +97,8 @@ def test_repairs_alone_can_meet_the_target(silu, tmp_path):
     assert "range" in kinds
     for record in result.repairs:
         assert record.kept == (record.sqnr_after_db > record.sqnr_before_db + 0.1)
+    kept = sum(record.kept for record in result.repairs)
+    assert f"0 nodes back in float, {kept} repair{'s' if kept > 1 else ''}, " in result.sentence()
     done, _ = _choose(result, silu, tmp_path / "chosen")
     scales = json.loads((done.folder / "scales.json").read_text())["tensors"]
     changed = {record.what for record in result.repairs if record.kind == "range" and record.kept}
