@@ -225,6 +225,33 @@ def depthwise_qdq() -> tuple[onnx.ModelProto, list[str]]:
         return onnx.load(made.model_path), layers
 
 
+def clip_qdq() -> onnx.ModelProto:
+    """A float convolution, clipped twice and quantised: to 0..6 with a range of 6, and to -3..3 with a range of 12."""
+    generator = np.random.default_rng(13)
+    draw = lambda *shape: generator.normal(0, 2 / np.sqrt(shape[1]), shape).astype(np.float32)  # noqa: E731
+    constants = {"w": draw(CHANNELS, 16, 1, 1)}
+    nodes = [helper.make_node("Conv", ["x", "w"], ["c"], name="conv", kernel_shape=[1, 1])]
+
+    def pair(name: str, scale: np.ndarray, **attributes: int) -> str:
+        constants[f"{name}_scale"] = np.asarray(scale, np.float32)
+        constants[f"{name}_zero"] = np.zeros(np.shape(scale), np.int8)
+        parameters = [f"{name}_scale", f"{name}_zero"]
+        nodes.append(helper.make_node("QuantizeLinear", [name, *parameters], [f"{name}_q"], **attributes))
+        nodes.append(helper.make_node("DequantizeLinear", [f"{name}_q", *parameters], [f"{name}_dq"], **attributes))
+        return f"{name}_dq"
+
+    for output, low, high, largest in (("y", 0, 6, 6), ("z", -3, 3, 12)):
+        constants |= {f"{output}_low": np.float32(low), f"{output}_high": np.float32(high)}
+        clipped, kernel = f"{output}_clipped", f"{output}_w"
+        nodes.append(helper.make_node("Clip", ["c", f"{output}_low", f"{output}_high"], [clipped], name=clipped))
+        constants[kernel] = draw(CHANNELS, CHANNELS, 1, 1)
+        each = np.abs(constants[kernel]).reshape(CHANNELS, -1).max(1) / 127
+        inputs = [pair(clipped, np.float32(largest / 127)), pair(kernel, each, axis=0)]
+        nodes.append(helper.make_node("Conv", inputs, [output], name=f"{output}_conv", kernel_shape=[1, 1]))
+    outputs = [info(output, ["N", CHANNELS, 16, 16]) for output in ("y", "z")]
+    return model(nodes, [info("x", ["N", 16, 16, 16])], outputs, constants)
+
+
 def colours(count: int) -> np.ndarray:
     return np.random.default_rng(5).normal(0, 1, (count, 3, 16, 16)).astype(np.float32)
 
@@ -277,6 +304,7 @@ def main() -> None:
     write(folder, "unsupported", unsupported_model(), None, extra=[])
     quantised, layers = depthwise_qdq()
     write(folder, "depthwise_qdq", quantised, {"x": colours(2)}, extra=[name for name in layers if name != "y"])
+    write(folder, "clip_qdq", clip_qdq(), {"x": samples(1)}, extra=[])
     (folder / "conv_fp32.cache").write_text(calibration_cache())
 
 

@@ -1,9 +1,9 @@
 """Per-layer capture on a card: the values of tensors inside an engine, from one that computes what it should.
 
 :mod:`pipeline.engine.ways` has the ways to see them, and every result says which one was taken. Looking changes the
-engine, and TensorRT 8.6.0 was seen to build one of an explicit Q/DQ graph that computes something else (float outputs
-of INT8 depthwise convolutions). So each engine's outputs are compared with what they must be before anything of it is
-given away, and the next way is tried where they differ.
+engine, and TensorRT 8.6.0 was seen to build one of an explicit Q/DQ graph that computes something else (where the
+float outputs of INT8 convolutions are returned). So each engine's outputs are compared with what they must be before
+anything of it is given away, and the next way is tried where they differ.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from pipeline.core.memory import peak_resident_bytes
 from pipeline.engine import timing_cache
 from pipeline.engine.calibration import cache_for, make_calibrator
 from pipeline.engine.checks import check_model
+from pipeline.engine.clips import pass_clips
 from pipeline.engine.compat import Api, load_api
 from pipeline.engine.device import MemoryMeter, describe_device, no_device_reason
 from pipeline.engine.marking import mark_outputs
@@ -97,6 +98,7 @@ class Build:
             parser = api.trt.OnnxParser(network, self.logger)
             if not parser.parse_from_file(str(self.path)):
                 raise self._parse_error(parser, model)
+            self._pass_clips(network, model)
             if options.mark_outputs:
                 self._mark_outputs(network)
             if options.watch_unfused and not api.mark_unfused(network):
@@ -143,6 +145,11 @@ class Build:
             "timing_cache": cache_state,
             "layers": layers,
         }
+
+    def _pass_clips(self, network: Any, model: Model) -> None:
+        if passed := pass_clips(network, self.api, model.graph, returned=self.options.mark_outputs):
+            text = f"computed in another form, with the same INT8 values: {', '.join(passed)}"
+            self.receive(Message(severity="info", source="check", text=text))
 
     def _mark_outputs(self, network: Any) -> None:
         options = self.options

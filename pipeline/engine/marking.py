@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from pipeline.core.errors import InputError
+from pipeline.engine.network import tensors_and_makers, times
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,7 +27,6 @@ HOW: tuple[How, ...] = ("doubled", "dequantised again", "itself")
 """In the order to try."""
 _SUFFIX = "::doubled"
 _TYPED = 10  # TensorRT's version from which on a dequantise layer is told its output type
-_TWO, _TWO_HALF = np.full(1, 2.0, np.float32), np.full(1, 2.0, np.float16)  # a network only points at its weights
 
 
 def original(name: str) -> str:
@@ -57,22 +57,16 @@ def mark_outputs(
     Raises:
         InputError: a tensor does not exist, or is to be dequantised again and comes from no DequantizeLinear.
     """
-    tensors: dict[str, Any] = {}
-    makers: dict[str, Any] = {}
-    for number in range(network.num_layers):
-        layer = network.get_layer(number)
-        for index in range(layer.num_outputs):
-            tensor = layer.get_output(index)
-            tensors[tensor.name], makers[tensor.name] = tensor, layer
+    tensors, makers = tensors_and_makers(network)
     present = {network.get_output(number).name for number in range(network.num_outputs)}
     missing = []
     for name in names:
         if name in present:
             continue
-        if name not in tensors and not strictly:
+        if name not in makers and not strictly:
             missing.append(name)
             continue
-        if name not in tensors:
+        if name not in makers:
             raise InputError(f"tensor {name!r} to return does not exist in {what}")
         tensor = tensors[name]
         if how == "dequantised again":
@@ -82,11 +76,7 @@ def mark_outputs(
 
 
 def _doubled(network: Any, api: Api, tensor: Any, name: str) -> Any:
-    trt = api.trt
-    two = network.add_constant(
-        (1,) * len(tensor.shape), trt.Weights(_TWO_HALF if tensor.dtype == trt.DataType.HALF else _TWO)
-    ).get_output(0)
-    product = network.add_elementwise(tensor, two, trt.ElementWiseOperation.PROD).get_output(0)
+    product = times(network, api, tensor, 2.0)
     product.name = name + _SUFFIX
     return product
 

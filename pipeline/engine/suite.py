@@ -137,7 +137,11 @@ def run_suite(
                 raise InputError(f"{word!r} is unknown here; known: {', '.join(known)}")
     device, api = describe_device(), load_api(target)
     opened = [Artifact.open(folder) for folder in artifacts]
-    engines = [engine for artifact in opened for engine in _engines(artifact, target, against, cache, progress)]
+    names = _names(opened)
+    own = [_served(artifact, name, target) for artifact, name in zip(opened, names, strict=True)]  # all, before a build
+    engines = []
+    for artifact, name, served in zip(opened, names, own, strict=True):
+        engines += [served, *_baselines(artifact, name, target, against, served.records[0].profiles, cache, progress)]
     samples = _samples(opened[0])
     with ExitStack() as stack:
         candidates, uses = [], []
@@ -197,22 +201,39 @@ class _Engine:
     choices: tuple[ProfileChoice, ...] = ()
 
 
-def _engines(
-    artifact: Artifact, target: str, against: Sequence[str], cache: Path | None, progress: Progress
-) -> list[_Engine]:
-    """The artifact as it serves, and its baselines."""
-    name = artifact.manifest.name
+def _names(artifacts: Sequence[Artifact]) -> list[str]:
+    """What the artifacts are called in the results: by their manifests, or by their folders where that is ambiguous."""
+    folders = [artifact.folder.resolve() for artifact in artifacts]
+    if twice := next((folder for folder in folders if folders.count(folder) > 1), None):
+        raise InputError(f"the artifact {twice} is given twice", remedy="name each once: its rounds show the noise")
+    names = [artifact.manifest.name for artifact in artifacts]
+    return [str(a.folder) if names.count(name) > 1 else name for a, name in zip(artifacts, names, strict=True)]
+
+
+def _served(artifact: Artifact, name: str, target: str) -> _Engine:
+    """The artifact as it serves."""
     _, record = artifact_engine(artifact, target)
     serves = partial(open_runner, artifact, target)
     found = float_engine(artifact, target)
     if found is None:
-        engines = [_Engine(f"{name} int8", (record,), serves)]
-    else:
-        engines = [_Engine(f"{name} fastest", (record, found[1]), serves, found[2].choices)]
-    for kind in against:
-        plan, built = baseline_engine(artifact, kind, target, record.profiles, cache, progress)
-        engines.append(_Engine(f"{name} {kind}", (built,), partial(Runner, plan, target=target, record=built)))
-    return engines
+        return _Engine(f"{name} int8", (record,), serves)
+    return _Engine(f"{name} fastest", (record, found[1]), serves, found[2].choices)
+
+
+def _baselines(
+    artifact: Artifact,
+    name: str,
+    target: str,
+    against: Sequence[str],
+    profiles: Sequence[Profile],
+    cache: Path | None,
+    progress: Progress,
+) -> list[_Engine]:
+    built = [(kind, *baseline_engine(artifact, kind, target, profiles, cache, progress)) for kind in against]
+    return [
+        _Engine(f"{name} {kind}", (record,), partial(Runner, plan, target=target, record=record))
+        for kind, plan, record in built
+    ]
 
 
 def baseline_engine(

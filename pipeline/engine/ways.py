@@ -2,11 +2,11 @@
 
 Looking can change what is computed. On an H200, TensorRT 8.6.0 built EfficientNet-Lite0's Q/DQ graph with every
 convolution's float output marked, at optimisation level 0, into an engine that computes something else: right up to the
-first depthwise convolution, relative L2 0.86 there and 1.1 at the output. The engine that serves has INT8 kernels in
-these places, which store what the next layer reads. Marking that tensor instead (the DequantizeLinear's output,
-doubled) leaves those kernels alone: 0.048 at the output, on the same card and at the same level
-(``scripts/experiments/results-consistency.md``). So that comes first, and no way is taken without a look at the outputs
-(:class:`pipeline.engine.capture.Capture`).
+first depthwise convolution, relative L2 0.86 there and 1.1 at the output. With the float tensor returned, the ReLU6
+behind it runs outside the INT8 kernel, where 8.6.0 gets it wrong (:mod:`pipeline.engine.clips` mends that since).
+Marking what the next layer reads instead (the DequantizeLinear's output, doubled) leaves the kernels alone: 0.042 at
+the output, as the engine that serves (``scripts/experiments/results-gpu.md``). So that comes first, and no way is taken
+without a look at the outputs (:class:`pipeline.engine.capture.Capture`).
 """
 
 from __future__ import annotations

@@ -210,8 +210,8 @@ def test_a_capture_equals_onnxruntimes_layers(recorded: Recorded) -> None:
 
 @pytest.mark.parametrize("recorded", RECORDED)
 def test_the_layers_of_a_mobile_network(recorded: Recorded) -> None:
-    """Depthwise convolutions with a scale for each channel, ReLU6, residual sums: 8.6.0 computes other values where
-    their float outputs are marked."""
+    """Depthwise convolutions with a scale for each channel, ReLU6, residual sums: 8.6.0 computed other values where
+    their float outputs were marked."""
     if recorded == "debug tensors" and not load_api("tensorrt").debug_tensors:
         pytest.skip("this TensorRT has no unfused debug tensors")
     _, expected = stored("depthwise_qdq")
@@ -234,6 +234,17 @@ def test_no_way_passes_with_other_layers(way: Way, monkeypatch: pytest.MonkeyPat
     except (CheckFailed, ToolError) as error:
         pytest.skip(f"refused: {error.message}")
     assert farthest(capture, found, expected)[0] < 0.05
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_a_clip_behind_a_float_layer_cuts_off_values_and_not_integers(half: bool) -> None:
+    feeds, expected = stored("clip_qdq")
+    plan, record = engine("clip_qdq", fp16=half)
+    assert [m.text for m in record.messages if m.text.endswith("y_clipped, z_clipped")]
+    with Runner(plan, record=record) as run:
+        found = run(feeds)
+    for name, values in expected.items():
+        assert distance(found[name], values) < 0.02, name
 
 
 def test_measurements_are_complete() -> None:

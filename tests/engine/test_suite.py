@@ -108,6 +108,25 @@ def test_an_artifact_without_an_engine_is_refused(built: FakeBuilder, tmp_path: 
         run_suite([make_artifact(tmp_path / "a").folder], batches=[1])
 
 
+def test_every_engine_is_there_before_a_baseline_is_built(
+    built: FakeBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.engine.suite.baseline_engine", lambda *given: pytest.fail("a baseline was built"))
+    folders = [make_artifact(tmp_path / "a", engine=True).folder, make_artifact(tmp_path / "b").folder]
+    with pytest.raises(InputError, match="b has no engine for target tensorrt"):
+        run_suite(folders, batches=[1], against=["fp16"])
+
+
+def test_artifacts_of_one_name_are_told_apart_by_their_folders(built: FakeBuilder, tmp_path: Path) -> None:
+    folders = [make_artifact(tmp_path / name, engine=True).folder for name in ("a", "b")]
+    result = run_suite(folders, batches=[1], rounds=2)
+    names = [f"{folder} int8" for folder in folders]
+    assert [engine.name for engine in result.engines] == names
+    assert {(verdict.first, verdict.second) for verdict in result.verdicts} == {tuple(names)}
+    with pytest.raises(InputError, match="a is given twice"):
+        run_suite([folders[0], folders[0]], batches=[1])
+
+
 def test_coverage_shows_shares_and_better_profiles(tmp_path: Path) -> None:
     folder = make_artifact(tmp_path / "a").folder
     requests = tmp_path / "requests.csv"
