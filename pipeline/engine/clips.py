@@ -151,11 +151,11 @@ def _instead(network: Any, api: Api, source: Any, one: Passed) -> Any:
     if one.by == "source":
         return source
     if one.by == "relu":
-        layer = network.add_activation(source, kinds.RELU)
+        activation = network.add_activation(source, kinds.RELU)
     else:
-        layer = network.add_activation(times(network, api, source, 2.0), kinds.CLIP)
+        activation = network.add_activation(times(network, api, source, 2.0), kinds.CLIP)
         largest = float(np.finfo(np.float32).max)
-        layer.alpha, layer.beta = (float(np.clip(2 * bound, -largest, largest)) for bound in one.bounds)
-    layer.name = f"{one.clip}::{one.by}"
-    output = layer.get_output(0)
+        activation.alpha, activation.beta = (float(np.clip(2 * bound, -largest, largest)) for bound in one.bounds)
+    activation.name = f"{one.clip}::{one.by}"
+    output = activation.get_output(0)
     return times(network, api, output, 0.5) if one.by == "doubled" else output

@@ -28,6 +28,8 @@ CLASSES = {
     "runtime": "Runtime",
     "inspector": "EngineInspector",
     "layer": "ILayer",
+    "quantise": "ILayer",
+    "activation": "IActivationLayer",
     "tensor": "ITensor",
     "current": "ITimingCache",
     "error": "ParserError",
@@ -35,11 +37,13 @@ CLASSES = {
 """Names of variables and attributes that hold TensorRT objects in the files of FILES, and their class."""
 FILES = {
     "child.py": set(CLASSES),
+    "clips.py": {"network", "quantise", "activation"},
     "compat.py": set(CLASSES),
     "debug_tensors.py": set(),
     "timing_cache.py": {"config", "current"},
     "loading.py": {"runtime"},
     "marking.py": {"network", "tensor", "layer"},
+    "network.py": {"network", "tensor", "layer"},
     "runner.py": {"engine", "inspector"},
     "slot.py": {"context", "_context", "engine"},
     "tensors.py": {"engine"},
