@@ -149,7 +149,7 @@ def test_a_configuration_file_and_flags_over_it(inputs: Path, tmp_path: Path) ->
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["verification"]["outputs"][0]["relative_l2_mean"] < 0.05
     assert json.loads(done.stdout)["calibration"] == {
-        "calibrator": "minmax", "params": {}, "batches": 2, "skipped_batches": 0,
+        "calibrator": "minmax", "params": {}, "batches": 2, "skipped_batches": 0, "given": False,
         "tensors": json.loads(done.stdout)["calibration"]["tensors"],
     }  # fmt: skip
 

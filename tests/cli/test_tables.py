@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from pipeline.cli import bench, coverage, drift, inspect, mixed_options
+from pipeline.cli.common import console
 from pipeline.cli.engine_view import print_view
 from pipeline.cli.tables import add_row, new_table, print_table
 from pipeline.compare.drift import DriftReport, TensorDrift
@@ -61,7 +63,8 @@ def mixed_entry(*, labels: bool = True) -> dict[str, Any]:
     points = [
         {
             "number": number, "int8_share": 0.98765, "lost": 1.234e8 * number, "restored": 11 * number,
-            "meets": number > 1, "best": True, "figures": {"sqnr_db": 23.456, "agreement": 0.9912, "top1": top1},
+            "meets": number > 1, "best": True,
+            "figures": {"sqnr_db": 23.456, "agreement": 0.9912, "top1": top1, "top1_fp32": 0.77 if labels else None},
         }
         for number in range(12)
     ]  # fmt: skip
@@ -155,6 +158,22 @@ def test_figures_are_whole_where_the_terminal_is_too_narrow(width: int) -> None:
     needed = max(map(len, printed().splitlines()))
     check(printed(), *(f"{n}.2345678" for n in range(8)), width=needed)
     assert needed <= max(width, 110)
+
+
+@pytest.mark.parametrize(("terminal", "columns", "width"), [(False, None, 160), (False, "90", 90), (True, None, 80)])
+def test_what_goes_into_a_pipe_is_not_broken_at_80_columns(
+    monkeypatch: pytest.MonkeyPatch, terminal: bool, columns: str | None, width: int
+) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: terminal)
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if columns is not None:
+        monkeypatch.setenv("COLUMNS", columns)
+    out = console()
+    assert (80 if terminal else out.width) == width
+    out.print(f"{NAME} {NAME}")
+    assert len(stream.getvalue().splitlines()) == (1 if width == 160 else 2)
 
 
 def test_every_table_of_the_command_line_is_made_here() -> None:
