@@ -33,13 +33,16 @@ __all__ = [
 
 F = TypeVar("F", bound="Callable[..., Any]")
 _LINE_SECONDS = 5.0
+_FREE_WIDTH = 160
+"""Columns of what goes into a file or a pipe, where rich would break names and sentences at 80."""
 
 
 def console() -> Console:
     """Standard output, for results. Text is printed as it is: names and messages may have brackets in them."""
     from rich.console import Console
 
-    return Console(highlight=False, markup=False, soft_wrap=False)
+    free = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    return Console(highlight=False, markup=False, soft_wrap=False, width=_FREE_WIDTH if free else None)
 
 
 class TerminalProgress:

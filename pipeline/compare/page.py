@@ -150,13 +150,18 @@ def _clean_table(outcome: Outcome) -> str:
             _cell(row["relative_l2"], f"{row['relative_l2']:.4f}") if row["relative_l2"] is not None else "<td>-</td>",
             _cell(row["sqnr_db"], f"{row['sqnr_db']:.1f}") if row["sqnr_db"] is not None else "<td>-</td>",
             _share(row["clipping_share"], 4),
-            _cell(row["worst_layer_relative_l2"], f"{row['worst_layer_relative_l2']:.3f}", worst[-40:])
+            _cell(row["worst_layer_relative_l2"], f"{row['worst_layer_relative_l2']:.3f}", _end(worst))
             if worst
             else "<td>-</td>",
         ]
         chosen = ' class="chosen"' if row["calibrator"] == advice.calibrator else ""
         body.append(f"<tr{chosen}>{''.join(cells)}</tr>")
     return _table(heads, body, sortable=True)
+
+
+def _end(name: str, most: int = 40) -> str:
+    """The end of a long name, which tells layers apart."""
+    return name if len(name) <= most else f"…{name[1 - most :]}"
 
 
 def _share(value: float | None, digits: int = 2) -> str:

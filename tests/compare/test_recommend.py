@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from pipeline.compare.measured import Measured, chosen_score
+from pipeline.compare.page import _end
 from pipeline.compare.recommend import recommend
 from pipeline.compare.shifts import CLEAN, Shift
 from pipeline.compare.table import COLUMNS, rows, write_csv, write_parquet
@@ -230,3 +231,10 @@ def test_the_files_hold_the_same_table(tmp_path: Path) -> None:
         assert np.array_equal(parquet[column].to_numpy(float), expected, equal_nan=True)
         assert np.array_equal(csv[column].to_numpy(float), expected, equal_nan=True)
     assert parquet["calibration_samples"].dropna().tolist() == [64, 64, 64]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("/a/Conv", "/a/Conv"), ("x" * 40, "x" * 40), ("/first" + "y" * 39, "…" + "y" * 39)]
+)
+def test_the_end_of_a_long_name_says_that_it_is_one(name: str, text: str) -> None:
+    assert _end(name) == text
