@@ -83,6 +83,12 @@ def test_words_and_types_of_the_input_option() -> None:
     assert [tuple(item["ids"].shape) for item in check_inputs(found)] == [(1, 7), (3, 7)]
 
 
+def test_other_names_in_the_order_of_forward_go_by_position() -> None:
+    found = _resolve(inputs=("ids:1x2:int64", "attention:1x2:int64"))
+    assert not found.by_keyword
+    assert found.names == ["ids", "attention"]
+
+
 def test_check_values_come_from_the_users_example() -> None:
     given = torch.tensor([[7, 9, 11], [7, 9, 11]])
     found = _resolve(given, profiles=("ids=1x3,2x3,8x3",))
@@ -108,6 +114,14 @@ def test_check_values_come_from_the_users_example() -> None:
         (
             {"given": {"ids": torch.ones(2, 2)}, "profiles": ("ids=1x2x2",)},
             r"input 'ids' is \(2, 2\), a profile has \[1, 2, 2\]",
+        ),
+        (
+            {"inputs": ("attention:1x2:int64", "ids:1x2:int64")},
+            "'attention' is no parameter of forward, so inputs go by position, and 'ids' would not become 'ids'",
+        ),
+        (
+            {"given": (torch.ones(2, 2), torch.ones(2, 2)), "profiles": ("mask=1x2,2x2,3x2;words=1x2,2x2,3x2",)},
+            "'words' is no parameter of forward, so inputs go by position, and 'mask' would not become 'mask'",
         ),
     ],
 )

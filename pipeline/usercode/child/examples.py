@@ -80,8 +80,21 @@ def resolve_example(
     else:
         raise Complaint("nothing says what the model's inputs are", _NO_INPUT)
     example = Example(tensors, by_keyword=set(tensors) <= set(parameters), given=given is not None and not inputs)
+    if not example.by_keyword:
+        _check_positions(list(tensors), parameters)
     _set_dynamic(example, words, profiles)
     return example
+
+
+def _check_positions(names: list[str], parameters: list[str]) -> None:
+    """By position, no input may become a parameter of ``forward`` that has another one's name."""
+    for position, name in enumerate(names):
+        if name in parameters and parameters.index(name) != position:
+            strange = ", ".join(repr(each) for each in names if each not in parameters)
+            raise Complaint(
+                f"{strange} is no parameter of forward, so inputs go by position, and {name!r} would not become {name!r}",
+                f"forward takes {', '.join(parameters)}: give these names, or the inputs in this order",
+            )
 
 
 def _parameters(module: torch.nn.Module) -> list[str]:
