@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -28,9 +29,20 @@ from tests.test_calibrate import Recorded
 net = network()
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """An artifact and a recording of it, which every test gets copies of."""
+    folder = tmp_path_factory.mktemp("made")
+    made = make_artifact(folder / "net", net).folder
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(capture, "Capture", FakeCapture)
+        assert main([str(made), str(folder / "engine.npz"), "--values", "64"]) == 0
+    return folder
+
+
 @pytest.fixture
-def artifact(tmp_path):
-    return make_artifact(tmp_path / "net", net).folder
+def artifact(made, tmp_path):
+    return shutil.copytree(made / "net", tmp_path / "net")
 
 
 class FakeCapture:
@@ -166,10 +178,8 @@ def rewritten(path: Path, arrays: dict | None = None, *, without: str = "", **fi
 
 
 @pytest.fixture
-def recording(artifact, engine, tmp_path):
-    path = tmp_path / "engine.npz"
-    assert main([str(artifact), str(path), "--values", "64"]) == 0
-    return path
+def recording(made, engine, tmp_path):
+    return shutil.copy(made / "engine.npz", tmp_path / "engine.npz")
 
 
 def refused(artifact, path, message):
