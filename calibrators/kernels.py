@@ -34,12 +34,15 @@ _INT_MIN = np.int32(-0x80000000)
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def compiled(function: Function) -> Function:
+def compiled(function: Function, **options: Any) -> Function:
     """Compile without the interpreter lock; cached on the disk where numba finds a folder it can write.
 
     Division by zero follows IEEE 754, not Python: a check before each division would keep loops scalar.
+
+    Args:
+        options: of ``numba.njit``, in place of these.
     """
-    options = {"nogil": True, "error_model": "numpy"}
+    options = {"nogil": True, "error_model": "numpy", **options}
     try:
         return numba.njit(cache=True, **options)(function)  # type: ignore[no-any-return]
     except RuntimeError:  # "no locator available": neither __pycache__ nor the user's cache folder is writable

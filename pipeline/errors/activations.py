@@ -14,13 +14,12 @@ counted as overflow.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 __all__ = ["BINS", "SPAN", "ActivationFigures", "quantisation_energy", "sweep_activation"]
 
@@ -79,61 +78,6 @@ class ActivationFigures:
         self.histogram += histogram
 
 
-@lru_cache(maxsize=1)
-def _kernel() -> Callable[[Array, np.float32, Floats, Counts], None]:
-    import numba
-
-    @numba.njit(nogil=True, fastmath={"reassoc", "contract"})  # type: ignore[untyped-decorator]
-    def energies(values: Array, scale: np.float32, sums: Floats) -> None:
-        threshold = np.float32(127.0) * scale
-        clipped = 0
-        clipped_energy = 0.0
-        rounded_energy = 0.0
-        energy = 0.0
-        zeros = 0
-        largest = np.float32(0.0)
-        for index in range(values.size):
-            x = values[index]
-            size = abs(x)
-            code = min(max(np.rint(x / scale), np.float32(-128.0)), np.float32(127.0))
-            error = np.float64(x) - np.float64(code) * np.float64(scale)
-            square = error * error
-            clipped_energy += square if size > threshold else 0.0
-            rounded_energy += 0.0 if size > threshold else square
-            clipped += 1 if size > threshold else 0
-            zeros += 1 if size == np.float32(0.0) else 0
-            energy += np.float64(x) * np.float64(x)
-            largest = max(largest, size)
-        sums[0] = clipped
-        sums[1] = clipped_energy
-        sums[2] = rounded_energy
-        sums[3] = energy
-        sums[4] = zeros
-        sums[5] = largest
-
-    @numba.njit(nogil=True)  # type: ignore[untyped-decorator]
-    def sweep(values: Array, scale: np.float32, sums: Floats, histogram: Counts) -> None:
-        # Two loops over pieces that stay in the cache: sums vectorise, counting does not.
-        # A hair less than one, so that a value equal to the threshold counts below it: it is not clipped.
-        to_bin = np.float32(BINS / SPAN * (1.0 - 2.0**-20)) / (np.float32(127.0) * scale)
-        top = np.float32(BINS)
-        part = np.zeros(6)
-        counts = np.zeros((4, BINS + 1), np.int64)  # neighbours count apart: equal ones would wait for each other
-        for row in range(values.shape[0]):
-            for start in range(0, values.shape[1], 65536):
-                piece = values[row, start : start + 65536]
-                energies(piece, scale, part)
-                for column in range(5):
-                    sums[row, column] += part[column]
-                sums[row, 5] = max(sums[row, 5], part[5])
-                for index in range(piece.size):
-                    counts[index & 3, int(min(abs(piece[index]) * to_bin, top))] += 1
-        histogram += counts.sum(axis=0)
-
-    kernel: Callable[[Array, np.float32, Floats, Counts], None] = sweep
-    return kernel
-
-
 def sweep_activation(values: Array, scale: float) -> tuple[Floats, Counts]:
     """Figures of one tensor in one sweep. Releases the interpreter lock.
 
@@ -145,32 +89,14 @@ def sweep_activation(values: Array, scale: float) -> tuple[Floats, Counts]:
         float64 of shape (samples, 6): clipped values, their error energy, the rounded ones' error energy, the energy of
         x, zeros, the largest |x|; and the histogram of all samples, int64 of shape (BINS + 1,).
     """
+    from pipeline.errors import kernels
+
     sums = np.zeros((values.shape[0], 6))
     histogram = np.zeros(BINS + 1, np.int64)
-    _kernel()(values, np.float32(scale), sums, histogram)
+    # A hair less than one, so that a value equal to the threshold counts below it: it is not clipped.
+    to_bin = np.float32(BINS / SPAN * (1.0 - 2.0**-20)) / (np.float32(127.0) * np.float32(scale))
+    kernels.activation_sums(values, np.float32(scale), to_bin, sums, histogram)
     return sums, histogram
-
-
-@lru_cache(maxsize=1)
-def _energy_kernel() -> Callable[[Array, Array, Floats], None]:
-    import numba
-
-    @numba.njit(nogil=True, fastmath={"reassoc", "contract"})  # type: ignore[untyped-decorator]
-    def sweep(values: Array, scales: Array, sums: Floats) -> None:
-        for number in range(scales.size):
-            scale = scales[number]
-            inverse = np.float32(1.0) / scale
-            for row in range(values.shape[0]):
-                total = np.float64(0.0)
-                for index in range(values.shape[1]):
-                    x = values[row, index]
-                    code = min(max(np.rint(x * inverse), np.float32(-128.0)), np.float32(127.0))
-                    error = x - code * scale
-                    total += np.float64(error) * np.float64(error)
-                sums[row, number] = total
-
-    kernel: Callable[[Array, Array, Floats], None] = sweep
-    return kernel
 
 
 def quantisation_energy(values: Array, scales: Sequence[float]) -> Floats:
@@ -182,6 +108,8 @@ def quantisation_energy(values: Array, scales: Sequence[float]) -> Floats:
     Args:
         values: float32 of shape (samples, values per sample), finite.
     """
+    from pipeline.errors import kernels
+
     sums = np.zeros((values.shape[0], len(scales)))
-    _energy_kernel()(values, np.asarray(scales, np.float32), sums)
+    kernels.scale_energies(values, np.asarray(scales, np.float32), sums)
     return sums

@@ -15,13 +15,9 @@ Sums are float64 over the values in memory order, whatever the number of threads
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ["METRICS", "PEAK", "PairSums", "pair_sums", "relative_l2", "rows_per_sample", "warm_up"]
 
@@ -94,44 +90,8 @@ def rows_per_sample(values: Array, samples: int) -> Array | None:
     return np.ascontiguousarray(values.reshape(samples, -1), dtype=np.float32)
 
 
-@lru_cache(maxsize=1)
-def _kernel() -> Callable[[Array, Array, Floats], None]:
-    import numba
-
-    # One thread on purpose: callers spread tensors over threads, which a busy machine slows far less than barriers.
-    @numba.njit(nogil=True, fastmath={"reassoc", "contract"})  # type: ignore[untyped-decorator]
-    def sweep(reference: Array, other: Array, sums: Floats) -> None:
-        """sums: (samples, 6)"""
-        for row in range(reference.shape[0]):
-            a_square = 0.0
-            b_square = 0.0
-            d_square = 0.0
-            product = 0.0
-            largest = np.float32(0.0)
-            peak = np.float32(0.0)
-            for index in range(reference.shape[1]):
-                a = np.float64(reference[row, index])
-                b = np.float64(other[row, index])
-                d = a - b
-                a_square += a * a
-                b_square += b * b
-                d_square += d * d
-                product += a * b
-                largest = max(largest, np.float32(abs(d)))
-                peak = max(peak, abs(reference[row, index]))
-            sums[row, 0] = a_square
-            sums[row, 1] = b_square
-            sums[row, 2] = d_square
-            sums[row, 3] = product
-            sums[row, 4] = largest
-            sums[row, 5] = peak
-
-    kernel: Callable[[Array, Array, Floats], None] = sweep
-    return kernel
-
-
 def warm_up() -> None:
-    """Compile the sweep now, before several threads ask for it at once."""
+    """Compile or load the sweep now, before several threads ask for it at once."""
     one = np.zeros((1, 1), np.float32)
     pair_sums(one, one)
 
@@ -142,10 +102,12 @@ def pair_sums(reference: Array, other: Array) -> PairSums:
     Raises:
         ValueError: the shapes differ.
     """
+    from pipeline.errors import kernels
+
     if reference.shape != other.shape or reference.ndim != 2:
         raise ValueError(
             f"two arrays of the same shape (samples, values) expected, got {reference.shape} and {other.shape}"
         )
     sums = np.zeros((reference.shape[0], len(fields(PairSums))))
-    _kernel()(reference, other, sums)
+    kernels.pair_sums(reference, other, sums)
     return PairSums(*(np.ascontiguousarray(column) for column in sums.T))
