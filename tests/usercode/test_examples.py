@@ -117,11 +117,11 @@ def test_check_values_come_from_the_users_example() -> None:
         ),
         (
             {"inputs": ("attention:1x2:int64", "ids:1x2:int64")},
-            "'attention' is no parameter of forward, so inputs go by position, and 'ids' would not become 'ids'",
+            "'attention' is no parameter of forward, so inputs go by position, where 'ids' is another one",
         ),
         (
             {"given": (torch.ones(2, 2), torch.ones(2, 2)), "profiles": ("mask=1x2,2x2,3x2;words=1x2,2x2,3x2",)},
-            "'words' is no parameter of forward, so inputs go by position, and 'mask' would not become 'mask'",
+            "'words' is no parameter of forward, so inputs go by position, where 'mask' is another one",
         ),
     ],
 )

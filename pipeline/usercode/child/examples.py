@@ -92,7 +92,7 @@ def _check_positions(names: list[str], parameters: list[str]) -> None:
         if name in parameters and parameters.index(name) != position:
             strange = ", ".join(repr(each) for each in names if each not in parameters)
             raise Complaint(
-                f"{strange} is no parameter of forward, so inputs go by position, and {name!r} would not become {name!r}",
+                f"{strange} is no parameter of forward, so inputs go by position, where {name!r} is another one",
                 f"forward takes {', '.join(parameters)}: give these names, or the inputs in this order",
             )
 
