@@ -30,6 +30,9 @@ out: artifacts/model
 # profiles:
 #   - x=1x3x224x224,8x3x224x224,64x3x224x224
 
+# A PyTorch model that returns no example inputs: name, shape and type of each; left out: float32, shapes of the profiles.
+# inputs: [ids:1x16:int64, mask:1x16:int64]
+
 # rtx, tensorrt, onnx; left out: what is installed and works here (`quantize doctor`).
 # targets: [rtx]
 
@@ -45,6 +48,9 @@ batch_size: 8
 
 # For top-1: columns file,class_index (image folder) or index,class_index (arrays).
 # labels: labels.csv
+
+# Move the spread between channels into weights: brings most for transformers.
+# equalise: true
 
 # Nodes by name, shell pattern or operator type.
 # placement:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from click.testing import CliRunner
 
 from pipeline.cli import COMMANDS, main
 from pipeline.cli.init import TEMPLATE
+from pipeline.config import BuildConfig, load_config
 from tests.test_package import packaged
 
 HEAVY = (
@@ -62,6 +64,11 @@ def test_init_writes_valid_yaml_once(tmp_path: Path) -> None:
     assert run("init", str(path))[0] == 0
     assert yaml.safe_load(path.read_text())["model"] == "model.onnx"
     assert path.read_text() == TEMPLATE
+    options = re.sub(r"^# ((?:  )?(?:- )?[a-z_]+[:=])", r"\1", TEMPLATE, flags=re.M)  # every line that is an option
+    text = re.sub(r"^preprocess: imagenet\n", "", options, flags=re.M)  # the other form of the same
+    path.write_text(text)
+    assert set(BuildConfig.model_fields) >= set(yaml.safe_load(text)) >= {"inputs", "profiles", "equalise", "mixed"}
+    assert load_config(path).inputs[0].dtype == "int64"
     code, output = run("init", str(path))
     assert code == 2
     assert "--force" in output
