@@ -30,7 +30,7 @@ out: artifacts/model
 # profiles:
 #   - x=1x3x224x224,8x3x224x224,64x3x224x224
 
-# A PyTorch model that returns no example inputs: name, shape and type of each; left out: float32, shapes of the profiles.
+# A PyTorch model that returns no example inputs: name, shape and type of each. Left out: float32, the profiles' shapes.
 # inputs: [ids:1x16:int64, mask:1x16:int64]
 
 # rtx, tensorrt, onnx; left out: what is installed and works here (`quantize doctor`).

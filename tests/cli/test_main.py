@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from pipeline.cli import COMMANDS, main
 from pipeline.cli.init import TEMPLATE
-from pipeline.config import BuildConfig, load_config
+from pipeline.config import BuildConfig, load_config, validated
 from tests.test_package import packaged
 
 HEAVY = (
@@ -68,7 +68,7 @@ def test_init_writes_valid_yaml_once(tmp_path: Path) -> None:
     text = re.sub(r"^preprocess: imagenet\n", "", options, flags=re.M)  # the other form of the same
     path.write_text(text)
     assert set(BuildConfig.model_fields) >= set(yaml.safe_load(text)) >= {"inputs", "profiles", "equalise", "mixed"}
-    assert load_config(path).inputs[0].dtype == "int64"
+    assert validated(BuildConfig, load_config(path), origin=str(path)).inputs[0].dtype == "int64"
     code, output = run("init", str(path))
     assert code == 2
     assert "--force" in output
