@@ -82,7 +82,7 @@ class MixedBuild:
 
         def action(folder: Path) -> stage.MixedResult:
             from calibrators.statistics import load_statistics
-            from pipeline.mixed.times import node_times
+            from pipeline.mixed.times import node_times, pass_times
 
             if choose is not None:
                 raise InputError(
@@ -106,6 +106,7 @@ class MixedBuild:
                 calibration=None if config.equalise else lambda: self._batches(self.calibration),
                 labels=self.labels,
                 times=node_times(*times, nodes) if times else None,
+                passes=pass_times(*times) if times else None,
                 identity=sha256_json({**inputs, "target": None, "times": None, "code": code_digest()}),
                 others=sorted(self.build.runner.work.glob(f"*mixed-*/{stage.EVALUATIONS}")),
                 progress=self.build.progress,

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from pipeline.errors.capture import OrtReading
+from pipeline.mixed.borders import Borders
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from pipeline.data.batching import Batch
     from pipeline.errors.graphs import Graph
+    from pipeline.mixed.borders import Passes
 
 __all__ = ["Costs", "count_macs", "node_costs"]
 
@@ -35,6 +37,8 @@ class Costs:
     """What INT8 saves at a node, in :attr:`unit`."""
     unit: str
     """``MACs`` or ``ms``."""
+    borders: Borders | None = None
+    """Of measured times: what comes on top where INT8 and float meet."""
 
     def int8_share(self, quantized: Collection[str]) -> float:
         """Share of the network's multiply-accumulates that run in INT8."""
@@ -43,14 +47,33 @@ class Costs:
 
     def lost(self, restored: Collection[str]) -> float:
         """What putting these nodes back in float costs, in :attr:`unit`."""
-        return sum(self.saved.get(node, 0.0) for node in restored)
+        own = sum(self.saved.get(node, 0.0) for node in restored)
+        return own if self.borders is None else own + self.borders.ms(restored)
+
+    def added(self, restored: Collection[str], more: Collection[str]) -> float:
+        """What ``more`` costs where ``restored`` is in float already; the cheapest node's cost at least.
+
+        A node that costs nothing to restore would come first whatever it gains, and one between two nodes in float can
+        cost less than nothing.
+        """
+        least = min((cost for cost in self.saved.values() if cost > 0), default=1.0)
+        return max(self.lost({*restored, *more}) - self.lost(restored), least)
 
 
-def node_costs(graph: Graph, batch: Batch, times: Mapping[str, tuple[float, float]] | None = None) -> Costs:
+def node_costs(
+    graph: Graph,
+    batch: Batch,
+    times: Mapping[str, tuple[float, float]] | None = None,
+    *,
+    passes: Passes | None = None,
+    quantized: Collection[str] = (),
+) -> Costs:
     """Costs at the shapes of ``batch``'s first sample.
 
     Args:
         graph: the FP32 network.
+        passes: of the engines that ``times`` are of; None: borders between INT8 and float cost nothing.
+        quantized: nodes in INT8 where nothing is given back.
         times: node to its time in INT8 and in float, in ms; nodes left out save nothing. None: multiply-accumulates,
             and for nodes without any 64 for every value they read (an Add in float reads four times the bytes).
     """
@@ -62,7 +85,8 @@ def node_costs(graph: Graph, batch: Batch, times: Mapping[str, tuple[float, floa
             if count:
                 macs[node.name] = count
     if times is not None:
-        return Costs(macs, {node: max(0.0, float32 - int8) for node, (int8, float32) in times.items()}, "ms")
+        borders = None if passes is None else Borders(graph, shapes, quantized, passes)
+        return Costs(macs, {node: max(0.0, float32 - int8) for node, (int8, float32) in times.items()}, "ms", borders)
     moved = {
         node.name: float(_MACS_PER_VALUE * sum(_size(shapes.get(name)) for name in node.input)) for node in graph.nodes
     }

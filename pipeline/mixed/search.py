@@ -46,7 +46,7 @@ class Unit:
 
     nodes: tuple[str, ...]
     cost: float
-    """What restoring them loses."""
+    """What restoring them alone loses."""
 
     @property
     def name(self) -> str:
@@ -96,9 +96,7 @@ def make_units(nodes: Sequence[str], costs: Costs) -> list[Unit]:
     """One unit per quantised node, or blocks of neighbours of about the same size where there are more than 96."""
     size = -(-len(nodes) // _MOST_UNITS)
     blocks = [tuple(nodes[start : start + size]) for start in range(0, len(nodes), size)] if nodes else []
-    least = min((costs.saved.get(node, 0.0) for node in nodes if costs.saved.get(node, 0.0) > 0), default=1.0)
-    # A node that costs nothing to restore would come first whatever it gains: count it as the cheapest one.
-    return [Unit(block, max(costs.lost(block), least)) for block in blocks]
+    return [Unit(block, costs.added((), block)) for block in blocks]
 
 
 def sensitivities(units: Sequence[Unit], base: Candidate, evaluator: Evaluator, task: Task) -> list[Sensitivity]:
@@ -131,9 +129,10 @@ def _noise(figures: Figures) -> float:
 class _Path:
     """Units in the order in which they are restored, made as far as it is asked for."""
 
-    def __init__(self, found: Sequence[Sensitivity], repairs: Repairs, evaluator: Evaluator) -> None:
+    def __init__(self, found: Sequence[Sensitivity], repairs: Repairs, evaluator: Evaluator, costs: Costs) -> None:
         self._waiting = sorted(found, key=_rank)
         self._evaluator = evaluator
+        self._costs = costs
         self._steps = [Candidate(repairs=repairs)]
         self._noise = found[0].noise_before if found else 0.0
 
@@ -148,6 +147,9 @@ class _Path:
 
     def _next(self) -> Candidate | None:
         current = self._steps[-1]
+        # gains have to be measured again, costs only counted: a layer beside one in float shares its border
+        costs = {item.nodes: self._costs.added(current.restored, item.nodes) for item in self._waiting}
+        self._waiting = sorted((i.model_copy(update={"cost": costs[i.nodes]}) for i in self._waiting), key=_rank)
         for _ in range(_REMEASURED):
             if len(self._waiting) < 2:  # the last one stays in INT8: without it, this is the float network
                 return None
@@ -176,6 +178,7 @@ def search(
     target: Target,
     searching: Evaluator,
     checking: Evaluator,
+    costs: Costs,
     task: Task,
 ) -> Found:
     """Walk the path until the target is met on the check set.
@@ -185,7 +188,7 @@ def search(
         searching, checking: evaluators of the two sets.
         task: advances once per check.
     """
-    return _Search(found, repairs, target, searching, checking, task).run()
+    return _Search(found, repairs, target, searching, checking, costs, task).run()
 
 
 class _Search:
@@ -198,10 +201,12 @@ class _Search:
         target: Target,
         searching: Evaluator,
         checking: Evaluator,
+        costs: Costs,
         task: Task,
     ) -> None:
         self.found = found
-        self.path = _Path(found, repairs, searching)
+        self.costs = costs
+        self.path = _Path(found, repairs, searching, costs)
         self.target = target
         self.searching = searching
         self.checking = checking
@@ -273,9 +278,14 @@ class _Search:
         units = [item for item in self.found if best.candidate.restored.issuperset(item.nodes)]
         if len(units) < 2:
             return best
-        for item in sorted(units, key=lambda item: -item.cost)[:_TAKEN_BACK]:
+
+        def kept(item: Sensitivity) -> float:
+            """What is lost without this one in float."""
+            return self.costs.lost(best.candidate.restored - set(item.nodes))
+
+        for item in sorted(units, key=kept)[:_TAKEN_BACK]:
             fewer = Candidate(best.candidate.restored - set(item.nodes), best.candidate.repairs)
-            if not self.hopeful(fewer):
+            if kept(item) > self.costs.lost(best.candidate.restored) or not self.hopeful(fewer):
                 continue
             checked = self.check(fewer)
             if self.target.met(checked.figures):

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from calibrators import Calibrator, TensorStatistics
     from pipeline.config import PlacementConfig
     from pipeline.data.batching import Batch
+    from pipeline.mixed.borders import Passes
     from pipeline.placement.plan import PlacementPlan
 
 __all__ = ["EQUALISED", "EVALUATIONS", "PARETO_JSON", "PARETO_PNG", "REPAIRS", "MixedResult", "run"]
@@ -137,6 +138,7 @@ def run(
     calibration: Callable[[], Iterable[Batch]] | None = None,
     labels: Mapping[int, int] | None = None,
     times: Mapping[str, tuple[float, float]] | None = None,
+    passes: Passes | None = None,
     identity: str = "",
     others: Iterable[Path] = (),
     progress: Progress = SILENT,
@@ -152,6 +154,7 @@ def run(
         calibration: a new pass over all calibration samples, for equalised channels; None: those are not tried.
         labels: sample number to class, of the two sets before; needed for a target in top-1.
         times: node to its measured time in INT8 and in float, in ms; None: multiply-accumulates stand for time.
+        passes: what passes over tensors took there; None: borders between INT8 and float are not counted.
         identity, others: see :class:`pipeline.mixed.evaluate.Memory`.
 
     Raises:
@@ -177,7 +180,7 @@ def run(
         searching = Evaluator("search", network, searched, memory)
         task.advance()
     first = next(iter(searching.pairs()))[0]
-    costs = node_costs(network.fp32, first, times)
+    costs = node_costs(network.fp32, first, times, passes=passes, quantized=plan.quantized_nodes)
     every = [Checked(base, checking.measure(base))]
     best, reached = every[0], target.met(every[0].figures)
     progress.note(f"all in INT8: {target.describe(best.figures)}, target: {target}")
@@ -201,12 +204,12 @@ def run(
     if not reached:
         own = network.of(Candidate(repairs=repairs))
         if own is not network:
-            costs = node_costs(own.fp32, first, times)
+            costs = node_costs(own.fp32, first, times, passes=passes, quantized=own.plan(base).quantized_nodes)
         units = make_units(_movable(own, own.plan(base)), costs)
         with progress.task("measuring sensitivities", total=len(units), unit="layers") as task:
             sensitive = sensitivities(units, Candidate(repairs=repairs), searching, task)
         with progress.task("searching", total=None, unit="checks") as task:
-            found = search(sensitive, repairs, target, searching, checking, task)
+            found = search(sensitive, repairs, target, searching, checking, costs, task)
         known = {item.candidate.key for item in every}
         every += [item for item in found.checked if item.candidate.key not in known]
         reached = found.reached

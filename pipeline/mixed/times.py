@@ -14,17 +14,20 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.core.errors import InputError
 from pipeline.engine.inspect import EngineLayer
+from pipeline.mixed.borders import Passes
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
     from pathlib import Path
 
-__all__ = ["doubts", "layer_times", "node_times", "shared"]
+__all__ = ["doubts", "layer_times", "node_times", "pass_times", "shared"]
 
 _REMEDY = "`quantize inspect ARTIFACT --engine tensorrt --batch N --json` prints it, on a machine with the card"
 _ORDER = "give the table of the engine with everything in INT8 first, then that of the engine in float"
 _INT8_LAYER = "QuantizeLinear"
 """In a layer's name where the graph had Q/DQ nodes."""
+_QUANTISED_BYTES = 4 + 1
+"""Read and written for each value of a float32 tensor that is quantised."""
 _INT8_KERNEL = re.compile(r"i8i8|int8", re.IGNORECASE)
 """In a kernel's name, such as ``sm80_xmma_fprop_implicit_gemm_i8i8_i8i32_f32_...``."""
 _SAME = {"target": "targets", "tensorrt": "versions of TensorRT", "built_on": "cards"}
@@ -65,9 +68,7 @@ class _Table:
         """Whether something in the engine runs in INT8; None: the table does not tell."""
         layers = [layer for layer, _ in self.layers]
         dtypes = {dtype for layer in layers for dtype in _dtypes(layer)}
-        if "int8" in dtypes or any(
-            _INT8_LAYER in layer.name or _INT8_KERNEL.search(layer.tactic) for layer in layers
-        ):
+        if "int8" in dtypes or any(_INT8_LAYER in layer.name or _INT8_KERNEL.search(layer.tactic) for layer in layers):
             return True
         return False if any(layer.convolution and layer.computes_float for layer in layers) else None
 
@@ -98,6 +99,29 @@ def node_times(int8: Path, float_: Path, nodes: Collection[str] | None = None) -
             at different shapes, or are not of an engine in INT8 and of one in float, in this order.
     """
     return _paired(*_tables(int8, float_), nodes)
+
+
+def pass_times(int8: Path, float_: Path) -> Passes | None:
+    """What a pass over a tensor takes: from the one that quantises an input (float32 to INT8) in the INT8 engine.
+
+    Returns:
+        None where the tables have no such pass or do not tell the inputs' shapes.
+
+    Raises:
+        InputError: as :func:`node_times`.
+    """
+    tables = _tables(int8, float_)
+    shapes = {name: tuple(shape) for name, shape in (tables[0].view.get("shapes") or {}).items()}
+    passes = [(layer, time_ms) for table in tables for layer, time_ms in table.layers if layer.reformat and time_ms > 0]
+    bytes_, spent = 0.0, 0.0
+    for layer, time_ms in tables[0].layers:
+        read = layer.inputs[0].name.partition(" [profile")[0] if layer.inputs else ""
+        if layer.reformat and read in shapes and _INT8_LAYER in layer.name:
+            bytes_ += _QUANTISED_BYTES * math.prod(shapes[read])
+            spent += time_ms
+    if not bytes_ or not spent:
+        return None
+    return Passes(spent / bytes_, min(time_ms for _, time_ms in passes), shapes)
 
 
 def _tables(int8: Path, float_: Path) -> tuple[_Table, _Table]:
