@@ -19,6 +19,7 @@ from pipeline.core.progress import SILENT
 from pipeline.engine.builder import build_engine
 from pipeline.engine.compat import MODULES
 from pipeline.engine.fastest import Fastest, FloatBuild, require_fp16
+from pipeline.engine.loading import check_engine, check_float_model
 from pipeline.engine.recorded import OUTPUT_TOLERANCE, EngineCheck, Samples, check_engine_outputs
 from pipeline.engine.records import BUILD_FILE, DEFAULT_OPTIONS, PLAN_FILE, BuildOptions, EngineRecord
 from pipeline.engine.runner import Runner
@@ -78,6 +79,8 @@ def build_from_artifact(
     """
     check_target(target, fastest=fastest)
     artifact = Artifact.open(folder)
+    if fastest:
+        check_float_model(artifact, "--fastest")
     model, samples = _unchanged_model(artifact, INT8_MODEL), artifact.unchanged(SAMPLES, remedy=_COPY_AGAIN)
     float_model = _unchanged_model(artifact, FP32_MODEL) if fastest else None
     chosen = tuple(profiles) or tuple(Profile.parse(text) for text in artifact.manifest.profiles)
@@ -140,7 +143,6 @@ def _cannot_run(record: EngineRecord) -> str:
     """Why an RTX engine cannot run on this machine; empty when it can."""
     from pipeline.engine.compat import load_api
     from pipeline.engine.device import describe_device
-    from pipeline.engine.loading import check_engine
 
     try:
         check_engine(record, load_api("rtx"), describe_device())

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pipeline.engine.compat import Api
     from pipeline.engine.records import DeviceInfo, Message
 
-__all__ = ["LoadedEngine", "artifact_engine", "check_engine", "load_engine"]
+__all__ = ["LoadedEngine", "artifact_engine", "check_engine", "check_float_model", "load_engine"]
 
 _AMPERE = 8
 _RUNS_ON = {(8, 8), (8, 10), (10, 10), (10, 11), (11, 11)}
@@ -111,6 +111,22 @@ def artifact_engine(artifact: Artifact, target: str) -> tuple[Path, EngineRecord
         raise InputError(f"{artifact.folder} has no engine for target {target}; it has: {built}", remedy=remedy)
     plan, record = (artifact.unchanged(name, remedy=remedy) for name in names)
     return plan, EngineRecord.model_validate_json(record.read_bytes())
+
+
+def check_float_model(artifact: Artifact, wanted: str) -> None:
+    """Whether a float engine can be built from the artifact.
+
+    Args:
+        wanted: what asks for one, for the error.
+
+    Raises:
+        InputError: the model came with Q/DQ nodes, which are in its float model too: TensorRT would build INT8 of it.
+    """
+    if artifact.manifest.calibration.given:
+        raise InputError(
+            f"{artifact.folder}: {wanted} needs a float model, and this one came with Q/DQ nodes of its own",
+            remedy="build the float network as an artifact of its own and measure both",
+        )
 
 
 def load_engine(

@@ -35,7 +35,7 @@ from pipeline.engine.compat import load_api
 from pipeline.engine.device import describe_device
 from pipeline.engine.dispatch import float_engine, open_runner
 from pipeline.engine.fastest import ProfileChoice
-from pipeline.engine.loading import artifact_engine
+from pipeline.engine.loading import artifact_engine, check_float_model
 from pipeline.engine.records import BUILD_FILE, PLAN_FILE, BuildOptions, DeviceInfo, EngineRecord
 from pipeline.engine.runner import Runner
 from pipeline.engine.timing_cache import default_folder
@@ -138,6 +138,8 @@ def run_suite(
     device, api = describe_device(), load_api(target)
     opened = [Artifact.open(folder) for folder in artifacts]
     names = _names(opened)
+    for artifact in opened if against else ():
+        check_float_model(artifact, f"--against {','.join(against)}")
     own = [_served(artifact, name, target) for artifact, name in zip(opened, names, strict=True)]  # all, before a build
     engines = []
     for artifact, name, served in zip(opened, names, own, strict=True):

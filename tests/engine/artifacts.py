@@ -20,9 +20,15 @@ PROFILE = "x=1x3,4x3,8x3"
 
 
 def make_artifact(
-    folder: Path, *, factor: float = 2.0, engine: bool = False, samples: int = 2, name: str = "net"
+    folder: Path,
+    *,
+    factor: float = 2.0,
+    engine: bool = False,
+    samples: int = 2,
+    name: str = "net",
+    given: bool = False,
 ) -> Artifact:
-    """What the recorded INT8 outputs are: ``factor`` times the inputs."""
+    """What the recorded INT8 outputs are: ``factor`` times the inputs. ``given``: the model came with Q/DQ nodes."""
     source = folder.parent / f"{folder.name}-source"
     source.mkdir(parents=True)
     values = np.arange(1, 3 * samples + 1, dtype=np.float32).reshape(samples, 3)
@@ -37,7 +43,9 @@ def make_artifact(
         (source / "build.json").write_text(built.model_dump_json())
         files |= {f"engines/tensorrt/{file}": source / file for file in ("model.plan", "build.json")}
         targets["tensorrt"] = built.manifest_entry()
-    return package.run(files, manifest((PROFILE,), shape=("N", 3), name=name, targets=targets), folder=folder)
+    made = manifest((PROFILE,), shape=("N", 3), name=name, targets=targets)
+    calibration = made.calibration.model_copy(update={"given": given})
+    return package.run(files, made.model_copy(update={"calibration": calibration}), folder=folder)
 
 
 def manifest(

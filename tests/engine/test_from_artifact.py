@@ -94,6 +94,16 @@ def test_a_target_without_an_engine_is_refused(builder: FakeBuilder, tmp_path: P
     assert builder.calls == []
 
 
+def test_a_model_with_q_dq_nodes_of_its_own_has_no_float_plan(
+    builder: FakeBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.engine.from_artifact.require_fp16", lambda target: None)
+    folder = make_artifact(tmp_path / "a", given=True).folder
+    with pytest.raises(InputError, match="--fastest needs a float model, and this one came with Q/DQ nodes of its own"):
+        build_from_artifact(folder, fastest=True)
+    assert builder.calls == []
+
+
 @pytest.mark.parametrize("name", ["model.int8.onnx", "samples.npz"])
 def test_files_that_changed_are_not_built_from(builder: FakeBuilder, tmp_path: Path, name: str) -> None:
     folder = make_artifact(tmp_path / "a").folder

@@ -117,6 +117,12 @@ def test_every_engine_is_there_before_a_baseline_is_built(
         run_suite(folders, batches=[1], against=["fp16"])
 
 
+def test_a_model_with_q_dq_nodes_of_its_own_has_no_float_baseline(built: FakeBuilder, tmp_path: Path) -> None:
+    folder = make_artifact(tmp_path / "a", engine=True, given=True).folder
+    with pytest.raises(InputError, match="a: --against fp32,fp16 needs a float model, and this one came with"):
+        run_suite([folder], batches=[1], against=["fp32", "fp16"])
+
+
 def test_artifacts_of_one_name_are_told_apart_by_their_folders(built: FakeBuilder, tmp_path: Path) -> None:
     folders = [make_artifact(tmp_path / name, engine=True).folder for name in ("a", "b")]
     result = run_suite(folders, batches=[1], rounds=2)
