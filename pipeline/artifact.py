@@ -23,7 +23,9 @@ __all__ = [
     "FP32_MODEL",
     "INT8_MODEL",
     "MANIFEST",
+    "OTHER_SAMPLES",
     "PLACEMENT",
+    "REPORTS",
     "SAMPLES",
     "SCALES",
     "SCHEMA",
@@ -50,6 +52,10 @@ CALIBRATION = "calibration.npz"
 CALIBRATION_CACHE = "calibration.cache"
 PLACEMENT = "placement.json"
 SAMPLES = "samples.npz"
+REPORTS = "reports"
+"""Figures of the samples that the build verified on."""
+OTHER_SAMPLES = "reports/other-samples"
+"""A report that ``quantize errors`` made of other samples."""
 SUMMARY = "reports/summary.md"
 _SWITCHES = {"tensorrt_range": "range as TensorRT's"}
 """Parameters that are 0 or 1, and what 1 means."""

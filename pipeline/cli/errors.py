@@ -19,9 +19,17 @@ if TYPE_CHECKING:
 
 @click.command(cls=JsonCommand)
 @click.argument("artifact", type=click.Path(path_type=Path))
-@click.option("--data", help="Folder of images, .npy, .npz or file.py:callable [the samples kept in the artifact].")
+@click.option(
+    "--data",
+    help="Folder of images, .npy, .npz or file.py:callable [the samples that the build verified on, where its files are "
+    "still as they were; otherwise, or for an engine, the few kept in the artifact].",
+)
 @click.option("--preprocess", help="Images: preset or key=value;... [as in the build].")
-@click.option("--samples", type=click.IntRange(min=1), help="Measure on so many [64, or all that are labelled].")
+@click.option(
+    "--samples",
+    type=click.IntRange(min=1),
+    help="Measure on so many [as in the build; of other data 64, or all that are labelled].",
+)
 @click.option("--batch-size", type=click.IntRange(min=1), default=8, show_default=True, help="Samples read at a time.")
 @click.option("--labels", type=click.Path(path_type=Path), help="CSV with file,class_index or index,class_index.")
 @click.option("--engine", type=click.Choice(["tensorrt", "rtx"]), help="Also read the engine's tensors, on a GPU here.")
@@ -36,7 +44,11 @@ if TYPE_CHECKING:
 @click.option(
     "--qat", type=click.Path(path_type=Path), help="A Q/DQ graph from quantisation-aware training to compare."
 )
-@click.option("--out", type=click.Path(path_type=Path), help="Write here, not into the artifact's reports.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Write here [ARTIFACT/reports; of other samples than the build's, ARTIFACT/reports/other-samples].",
+)
 @output_options
 @user_errors
 def command(
@@ -52,7 +64,8 @@ def command(
     """Measure every quantised layer of ARTIFACT and write its error report.
 
     Accumulated and local error, weights and activations apart, clipping and rounding, every calibrator beside the one
-    in use: errors.parquet, errors.csv, heatmaps and report.html.
+    in use: errors.parquet, errors.csv, heatmaps and report.html. Only a report of the samples that the build verified
+    on takes the place of the build's.
     """
     from pipeline.core.files import check_can_make
     from pipeline.errors.report import report_artifact

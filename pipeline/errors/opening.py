@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
@@ -18,9 +18,12 @@ from pipeline.floatgraph import check_float_graph
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    import numpy as np
+
     from pipeline.config import Preprocess
     from pipeline.core.progress import Progress
     from pipeline.data.batching import Batch
+    from pipeline.data.source import DataSource
     from pipeline.errors.layers import Layer
     from pipeline.placement.plan import PlacementPlan
 
@@ -33,12 +36,20 @@ class ChosenData:
     """The samples to measure on: a new pass at every :attr:`read`, how many there are, and what they are in words."""
 
     def __init__(
-        self, read: Callable[[], Iterable[Batch]], total: int, text: str, labels: Mapping[int, int] | None
+        self,
+        read: Callable[[], Iterable[Batch]],
+        total: int,
+        text: str,
+        labels: Mapping[int, int] | None,
+        *,
+        verified: bool,
     ) -> None:
         self.read = read
         self.total = total
         self.text = text
         self.labels = labels
+        self.verified = verified
+        """They are the very samples that the build verified on."""
 
 
 class Opened:
@@ -97,46 +108,93 @@ def choose_data(
     samples: int | None = None,
     batch_size: int = 8,
     labels: Path | None = None,
+    recorded: bool = False,
     progress: Progress = SILENT,
 ) -> ChosenData:
     """The samples to measure on.
 
-    Without ``data``: the few kept in the artifact. Of the very data the artifact was calibrated on: those that were
-    held aside, as in the build. Of other data: all (up to ``samples``, evenly spaced). Images are preprocessed as
-    in the build unless ``preprocess`` says otherwise.
+    Without ``data``: those that the build verified on, where its files are still there and as they were, otherwise the
+    few kept in the artifact. Of the very data of the build: those it verified on, or ``samples`` that were held aside,
+    or all of these where there are labels. Of other data: all (up to ``samples``, evenly spaced). Images are
+    preprocessed as in the build unless ``preprocess`` says otherwise.
+
+    Args:
+        recorded: without ``data``: those kept in the artifact, for which outputs are recorded.
 
     Raises:
         InputError: as the data modules say; labels without data.
     """
-    from pipeline.data import batched, load_labels, open_again, select, split_source
+    from pipeline.data import load_labels, open_again, split_source
+    from pipeline.errors.verified import built_on, verified_numbers
 
-    inputs = artifact.manifest.inputs
+    manifest = artifact.manifest
+    kept, feeds = _kept_samples(artifact)
     if data is None:
         if labels is not None or preprocess is not None:
             raise InputError("labels and preprocessing belong to --data, and none is given", remedy="add --data")
-        return _kept_samples(artifact)
-    source = open_again(artifact.manifest, data, preprocess, progress=progress)
-    record = artifact.manifest.data
+        source, reason = (None, "") if recorded else built_on(manifest)
+        numbers = None if source is None else verified_numbers(manifest, source, kept)
+        if source is None or numbers is None:
+            return _of_kept(artifact, kept, feeds, reason)
+        return _of_source(artifact, source, numbers, batch_size, None, verified=True)
+    source = open_again(manifest, data, preprocess, progress=progress)
+    record = manifest.data
     known = load_labels(labels, source) if labels is not None else None
-    if source.sha256() == record.sha256 and record.held_aside:
+    same = source.sha256() == record.sha256
+    verified = verified_numbers(manifest, source, kept) if same else None
+    if verified is not None and samples is None and known is None:
+        numbers = verified
+    elif same and record.held_aside:
         split = split_source(
-            source, inputs, samples=record.calibration_samples, verify=samples, labelled=labels is not None
+            source, manifest.inputs, samples=record.calibration_samples, verify=samples, labelled=labels is not None
         )
-        numbers, aside = split.verification, ", held aside from calibration"
+        numbers = split.verification
     else:
         length = source.length
         wanted = samples if samples is not None else DEFAULT_SAMPLES if known is None else length or DEFAULT_SAMPLES
         count = wanted if length is None else min(wanted, length)
         numbers = frozenset(range(count) if length is None else (i * length // count for i in range(count)))
-        aside = ""
+    return _of_source(
+        artifact, source, numbers, batch_size, known, verified=numbers == verified and preprocess is None, same=same
+    )
+
+
+def _of_source(
+    artifact: Artifact,
+    source: DataSource,
+    numbers: frozenset[int],
+    batch_size: int,
+    labels: Mapping[int, int] | None,
+    *,
+    verified: bool,
+    same: bool = True,
+) -> ChosenData:
+    from pipeline.data import batched, select
+
+    inputs = artifact.manifest.inputs
+    aside = ", held aside from calibration" if same and artifact.manifest.data.held_aside else ""
     text = f"{source.describe()}, {len(numbers)} samples{aside}"
-    return ChosenData(lambda: batched(select(source, numbers), batch_size, inputs), len(numbers), text, known)
+    return ChosenData(
+        lambda: batched(select(source, numbers), batch_size, inputs), len(numbers), text, labels, verified=verified
+    )
 
 
-def _kept_samples(artifact: Artifact) -> ChosenData:
-    import numpy as np
-
+def _of_kept(
+    artifact: Artifact, numbers: tuple[int, ...], feeds: dict[str, np.ndarray[Any, np.dtype[Any]]], reason: str
+) -> ChosenData:
     from pipeline.data.batching import Batch
+
+    count = artifact.manifest.verification.get("samples", 0)
+    of = f", of {count} that it was verified on" if count > len(numbers) else ""
+    hint = f"{reason}; --data gives more" if reason else "--data gives more"
+    text = f"the {len(numbers)} samples kept in the artifact{of} ({hint})"
+    whole = count <= len(numbers)
+    return ChosenData(lambda: [Batch(0, numbers, feeds)], len(numbers), text, None, verified=whole)
+
+
+def _kept_samples(artifact: Artifact) -> tuple[tuple[int, ...], dict[str, np.ndarray[Any, np.dtype[Any]]]]:
+    """Numbers and inputs of the samples in the artifact."""
+    import numpy as np
 
     path = artifact.path(SAMPLES)
     try:
@@ -148,10 +206,7 @@ def _kept_samples(artifact: Artifact) -> ChosenData:
         raise InputError(
             f"{path} cannot be read: {error}", remedy=f"`quantize verify {artifact.folder}` says what is wrong with it"
         ) from error
-    verified = artifact.manifest.verification.get("samples", 0)
-    of = f", of {verified} that it was verified on" if verified > len(numbers) else ""
-    text = f"the {len(numbers)} samples kept in the artifact{of} (--data gives more)"
-    return ChosenData(lambda: [Batch(0, numbers, feeds)], len(numbers), text, None)
+    return numbers, feeds
 
 
 def calibrated_ranges(

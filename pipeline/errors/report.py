@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.artifact import INT8_MODEL, SAMPLES
+from pipeline.artifact import INT8_MODEL, OTHER_SAMPLES, REPORTS, SAMPLES
 from pipeline.core.errors import InputError
 from pipeline.core.progress import SILENT, Progress
 from pipeline.errors.engine_errors import FUSED, INT8_MARKED, SHOWN
@@ -88,12 +88,15 @@ def report_artifact(
     """Measure every quantised layer of an artifact and write the reports.
 
     Args:
-        data: as for a build; None: the samples kept in the artifact.
+        data: as for a build; None: the samples that the build verified on, where its files are still as they were, and
+            otherwise, or with an engine, those kept in the artifact.
         engine: target whose engine is built and read too (needs its GPU).
         engine_tensors: ``.npz`` with an engine's tensors recorded elsewhere, in place of ``engine``.
         engine_capture: with ``engine``: read debug tensors or marked ones; None: debug tensors where there are any.
         qat: a Q/DQ graph of the same network from quantisation-aware training, to compare with.
-        out: folder for the files; None: the artifact's ``reports``, and its manifest is updated.
+        out: folder for the files; None: in the artifact, whose manifest is updated: ``reports`` where the samples are
+            those that the build verified on, so that its figures and its summary are of the same, or else
+            ``reports/other-samples``.
 
     Raises:
         InputError, CheckFailed, ToolError: as the parts say.
@@ -101,7 +104,14 @@ def report_artifact(
     opened = open_models(folder)
     artifact = opened.artifact
     chosen = choose_data(
-        artifact, data, preprocess=preprocess, samples=samples, batch_size=batch_size, labels=labels, progress=progress
+        artifact,
+        data,
+        preprocess=preprocess,
+        samples=samples,
+        batch_size=batch_size,
+        labels=labels,
+        recorded=engine is not None or engine_tensors is not None,
+        progress=progress,
     )
     with ExitStack() as stack:
         samples_kept = artifact.path(SAMPLES) if data is None else None
@@ -118,23 +128,30 @@ def report_artifact(
             total=chosen.total,
         )
     compared = None if qat is None else compare_with_qat(opened, found.table, qat, chosen, progress=progress)
-    target = out if out is not None else artifact.folder / "reports"
+    inside = REPORTS if chosen.verified else OTHER_SAMPLES
+    target = out if out is not None else artifact.folder / inside
     files = write_reports(target, found.table, _content(artifact, found, chosen.text, compared))
     if out is None:
-        _update(artifact, files, found)
+        _update(artifact, inside, files, found)
+        if not chosen.verified:
+            count = artifact.manifest.data.verification_samples
+            progress.note(f"the report on the {count} samples that the build verified on stays in {REPORTS}")
     return _summary(found, target, files, chosen.text, compared)
 
 
-def _update(artifact: Artifact, files: Sequence[str], found: Measurement) -> None:
-    """The manifest: the files' hashes, and what the report's engine was."""
-    figures = {name: value for name, value in artifact.manifest.verification.items() if name != "engine"}
+def _update(artifact: Artifact, folder: str, files: Sequence[str], found: Measurement) -> None:
+    """The manifest: the files' hashes, and what the engine of the last report in ``folder`` was."""
+    figures = dict(artifact.manifest.verification)
+    if figures.get("engine", {}).get("report", REPORTS) == folder:
+        figures.pop("engine", None)
     if found.table.engine_label:
         figures["engine"] = {
             "engine": found.table.engine_label,
             "recorded": found.table.engine_recorded,
             "layers": _engine_layers(found),
+            "report": folder,
         }
-    artifact.updated(files=tuple(f"reports/{name}" for name in files), verification=figures)
+    artifact.updated(files=tuple(f"{folder}/{name}" for name in files), verification=figures)
 
 
 def _engine_layers(found: Measurement) -> dict[str, int]:

@@ -17,6 +17,7 @@ from pipeline.artifact import (
     SAMPLES,
     Artifact,
     CalibrationRecord,
+    DataOptions,
     DataRecord,
     Manifest,
     SourceRecord,
@@ -44,6 +45,7 @@ def make_artifact(
     calibrator: str = "minmax",
     data_sha256: str = "0" * 64,
     data: list[Batch] | None = None,
+    options: DataOptions | None = None,
 ) -> Artifact:
     """Everything `quantize errors` reads, verified on six samples or those of ``data``."""
     folder.mkdir(parents=True)
@@ -69,7 +71,12 @@ def make_artifact(
         tools={},
         source=SourceRecord(kind="onnx", spec="net.onnx", sha256="1" * 64),
         data=DataRecord(
-            spec="random", sha256=data_sha256, calibration_samples=6, verification_samples=6, held_aside=True
+            spec="random",
+            sha256=data_sha256,
+            calibration_samples=6,
+            verification_samples=result.samples,
+            held_aside=True,
+            options=options,
         ),
         calibration=CalibrationRecord(
             calibrator=calibrator, params={}, batches=3, skipped_batches=0, tensors=len(points)

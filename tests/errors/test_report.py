@@ -12,15 +12,17 @@ import onnx
 import pytest
 from click.testing import CliRunner
 
-from pipeline.artifact import CALIBRATION, PLACEMENT, SAMPLES, Artifact
+from pipeline.artifact import CALIBRATION, PLACEMENT, SAMPLES, Artifact, DataOptions
 from pipeline.cli.diff import command as diff_command
 from pipeline.cli.errors import command as errors_command
 from pipeline.cli.inspect import command as inspect_command
 from pipeline.core.errors import InputError
-from pipeline.data import open_source
+from pipeline.data import batched, open_source, select, split_source
 from pipeline.errors.diff import diff_artifacts
 from pipeline.errors.report import report_artifact
 from pipeline.errors.table import read_table
+from pipeline.errors.verified import verified_numbers
+from pipeline.mixed.samples import parted
 from pipeline.reports.summary import summary_markdown
 from tests.errors.artifacts import images, make_artifact
 from tests.errors.networks import CLASSES, batches, chain, network
@@ -47,27 +49,117 @@ def _labels(path, count):
     return path
 
 
-def test_report_replaces_the_artifacts_own_and_its_hashes(artifact):
-    report = report_artifact(artifact)
-    assert report.samples == 2  # kept by the verify stage
-    verified = Artifact.open(artifact).manifest.verification["samples"]
-    assert verified > 2
-    kept = f"the 2 samples kept in the artifact, of {verified} that it was verified on"
-    assert report.data == f"{kept} (--data gives more)"
-    expected = {"errors.parquet", "errors.csv", "errors.png", "metrics.png", "calibrators.png", "report.html"}
-    assert set(report.files) == expected
+FILES = {"errors.parquet", "errors.csv", "errors.png", "metrics.png", "calibrators.png", "report.html"}
+KEPT = "the 2 samples kept in the artifact, of 6 that it was verified on"
+
+
+def test_a_report_of_fewer_samples_leaves_the_builds_as_it_is(artifact):
+    before = {path.name: path.read_bytes() for path in (artifact / "reports").iterdir()}
+    found = CliRunner().invoke(errors_command, [str(artifact)])
+    assert found.exit_code == 0, found.output
+    said = " ".join(found.output.split())
+    assert "the report on the 6 samples that the build verified on stays in reports" in said
+    assert f"measured on {KEPT} (--data gives more)" in said
+    other = artifact / "reports" / "other-samples"
+    assert f"see {other / 'report.html'}" in said
+    assert {path.name for path in other.iterdir()} == FILES
+    assert {path.name: path.read_bytes() for path in (artifact / "reports").iterdir() if path.is_file()} == before
     assert Artifact.open(artifact).differences() == []
-    assert {path.name for path in (artifact / "reports").iterdir()} >= expected
+
+
+def test_report_of_the_verified_samples_replaces_the_builds_and_its_hashes(tmp_path):
+    """All that it was verified on is kept, so that both reports are of the same samples."""
+    artifact = make_artifact(tmp_path / "net", net, data=batches(2)).folder
+    report = report_artifact(artifact)
+    assert report.samples == 2
+    assert report.data == "the 2 samples kept in the artifact (--data gives more)"
+    assert report.folder == artifact / "reports"
+    assert set(report.files) == FILES
+    assert {path.name for path in (artifact / "reports").iterdir()} >= FILES
+    assert Artifact.open(artifact).differences() == []
     assert report.worst[0]["local"] >= report.worst[1]["local"]
     assert [row["op"] for row in report.operators] != []
     assert report.comparison == ()
 
 
+def _built_on(tmp_path, spec=None):
+    """An artifact with the data of its build: 24 samples, 6 calibrated, 12 of the others verified."""
+    data = images(tmp_path / "data.npy")
+    options = DataOptions(data=spec or str(data), preprocess=None, batch_size=2, on_nonfinite="error")
+    inputs = make_artifact(tmp_path / "probe", net).manifest.inputs
+    source = open_source(str(data), inputs, None)
+    numbers = split_source(source, inputs, samples=6, verify=12, labelled=False).verification
+    verified = list(batched(select(source, numbers), 2, inputs))
+    made = make_artifact(tmp_path / "net", net, data_sha256=source.sha256(), data=verified, options=options)
+    return made.folder, data, sorted(numbers)
+
+
+def test_without_data_the_builds_own_samples_are_measured(tmp_path):
+    artifact, data, numbers = _built_on(tmp_path)
+    of_build = {}
+    with (artifact / "reports" / "errors.csv").open() as stream:
+        for row in csv.DictReader(stream):
+            of_build[row["layer"], int(row["sample"])] = float(row["relative_l2"])
+    for given in (None, str(data)):
+        report = report_artifact(artifact, data=given)
+        assert report.data.endswith("12 samples, held aside from calibration")
+        assert report.folder == artifact / "reports"
+        table = read_table(report.folder / "errors.parquet")
+        assert sorted(set(table["sample"])) == numbers
+        found = {(row.layer, row.sample): row.relative_l2 for row in table.itertuples()}
+        assert found == pytest.approx(of_build, rel=1e-4)
+    assert Artifact.open(artifact).differences() == []
+
+
+def test_the_builds_data_are_other_ones_now(tmp_path):
+    artifact, data, _ = _built_on(tmp_path)
+    images(data, 24, seed=5)
+    report = report_artifact(artifact)
+    assert report.data.endswith(f"(the data in {data} are other ones than the build's; --data gives more)")
+    data.unlink()
+    report = report_artifact(artifact)
+    assert report.data.endswith(f"(the build's data, {data}, are not there; --data gives more)")
+    assert report.folder == artifact / "reports" / "other-samples"
+    np.save(data, np.zeros((3, 3), np.float32))
+    assert "(the build's data cannot be read: " in report_artifact(artifact).data
+
+
+def test_code_that_a_manifest_names_is_not_run(tmp_path):
+    (tmp_path / "samples.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\ndef make():\n    yield 1\n")
+    artifact, *_ = _built_on(tmp_path, spec=f"{tmp_path / 'samples.py'}:make")
+    assert "are not there" in report_artifact(artifact).data
+    assert not (tmp_path / "ran").exists()
+
+
+def test_other_data_and_fewer_samples_go_beside_the_builds(tmp_path):
+    artifact, data, _ = _built_on(tmp_path)
+    before = (artifact / "reports" / "errors.csv").read_bytes()
+    for options in ({"data": str(data), "samples": 4}, {"data": str(images(tmp_path / "other.npy", 30, seed=3))}):
+        report = report_artifact(artifact, **options)
+        assert report.folder == artifact / "reports" / "other-samples"
+    assert (artifact / "reports" / "errors.csv").read_bytes() == before
+    assert Artifact.open(artifact).differences() == []
+
+
+def test_samples_that_the_search_never_saw_are_found_again(tmp_path):
+    data = images(tmp_path / "data.npy", 40)
+    artifact = make_artifact(tmp_path / "net", net)
+    source = open_source(str(data), artifact.manifest.inputs, None)
+    aside = split_source(source, artifact.manifest.inputs, samples=6, verify=20, labelled=False)
+    unseen = parted(aside.verification, 1, held_aside=True).unseen
+    record = artifact.manifest.data.model_copy(update={"verification_samples": 10})
+    manifest = artifact.manifest.model_copy(
+        update={"data": record, "mixed": {"check_samples": 10, "unseen_samples": 10}}
+    )
+    assert verified_numbers(manifest, source, sorted(unseen)[:2]) == unseen
+    assert verified_numbers(manifest, source, sorted(unseen)[1:3]) is None, "other samples than those recorded"
+
+
 def test_every_calibrator_is_compared(artifact):
     import calibrators
 
-    report_artifact(artifact)
-    page = (artifact / "reports" / "report.html").read_text()
+    report = report_artifact(artifact)
+    page = (report.folder / "report.html").read_text()
     data = json.loads(page.partition('id="data">')[2].partition("</script>")[0])
     assert set(data["calibrators"]) == set(calibrators.names())
     assert set(data["calibrators"]["minmax"]) == set(net.amax)
@@ -185,7 +277,7 @@ def test_engine_with_marked_int8_tensors(artifact, tensorrt):
     assert tensorrt["tensors"] == ("sum_dq", "relu_dq")
     assert str(tensorrt["profiles"][0]) == "x=1x3x8x8,2x3x8x8,2x3x8x8"
     assert tensorrt["closed"]
-    table = read_table(artifact / "reports" / "errors.parquet")
+    table = read_table(report.folder / "errors.parquet")
     assert set(table.engine_recorded) == {way}
     state = table.groupby("layer").engine.first().to_dict()
     assert state["stem"] == "shown as relu, after the activation, in INT8"
@@ -200,7 +292,7 @@ def test_engine_with_marked_int8_tensors(artifact, tensorrt):
     shown = table[table.layer.isin(["stem", "sum", "logits"])]
     assert (shown.engine_int8_relative_l2 < 1e-6).all()
     assert (shown.engine_relative_l2 > 1e-3).all(), "to FP32 the rounding counts"
-    page = (artifact / "reports" / "report.html").read_text()
+    page = (report.folder / "report.html").read_text()
     assert f"Recorded: {way}." in page
     assert "its activation and its quantiser stay one kernel" in page
     assert "Not shown: 1 layer, Add joins it with another tensor before anything is quantised." in page
@@ -257,7 +349,7 @@ def test_engine_with_debug_tensors(artifact, tmp_path, tensorrt):
     assert report.recorded == "debug tensors"
     assert report.engine == "the engine (tensorrt 10.16.1.11)"
     assert report.engine_layers == {"fused": 3, "shown": 2, "shown by the activation behind in INT8": 1}
-    table = read_table(artifact / "reports" / "errors.parquet")
+    table = read_table(report.folder / "errors.parquet")
     state = table.groupby("layer").engine.first().to_dict()
     assert state["stem"] == "shown as relu, after the activation, in INT8"
     assert state["sum"] == state["logits"] == "shown"
@@ -267,7 +359,7 @@ def test_engine_with_debug_tensors(artifact, tmp_path, tensorrt):
     shown = table[table.layer == "stem"]
     assert (shown.engine_int8_relative_l2 < 1e-6).all(), "the same codes as the Q/DQ graph's"
     assert (shown.engine_relative_l2 > 1e-3).all(), "to FP32 the rounding counts"
-    page = (artifact / "reports" / "report.html").read_text()
+    page = (report.folder / "report.html").read_text()
     assert "3 of 6 layers are fused and cannot be shown. Recorded: debug tensors." in page
     assert "after the same quantisation" in page
     engine = Artifact.open(artifact).manifest.verification["engine"]
