@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 @click.argument("artifact", type=click.Path(path_type=Path))
 @click.option(
     "--data",
-    help="Folder of images, .npy, .npz or file.py:callable [the samples that the build verified on, where its files are "
-    "still as they were; otherwise, or for an engine, the few kept in the artifact].",
+    help="Folder of images, .npy, .npz or file.py:callable [the samples that the build verified on, where its files "
+    "are still as they were; otherwise, or for an engine, the few kept in the artifact].",
 )
 @click.option("--preprocess", help="Images: preset or key=value;... [as in the build].")
 @click.option(
