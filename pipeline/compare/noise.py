@@ -41,9 +41,8 @@ def _normal_table() -> np.ndarray[Any, np.dtype[np.float32]]:
 
 @lru_cache(maxsize=1)
 def _kernel() -> Callable[..., None]:
-    import numba
+    from calibrators.kernels import compiled
 
-    @numba.njit(nogil=True)  # type: ignore[untyped-decorator]
     def fill(out: Any, key: Any, scale: Any, table: Any) -> None:
         mask, four = np.uint64(0xFFFF), np.uint64(4)
         whole = out.size // 4
@@ -62,8 +61,7 @@ def _kernel() -> Callable[..., None]:
                 for lane in range(out.size - 4 * whole):
                     out[start + np.uint64(lane)] = scale * table[(bits >> np.uint64(16 * lane)) & mask]
 
-    kernel: Callable[..., None] = fill
-    return kernel
+    return compiled(fill)
 
 
 def fill_noise(out: np.ndarray[Any, np.dtype[np.float32]], key: int, scale: float) -> None:
