@@ -151,7 +151,7 @@ def _across_files(
     sources: tuple[str, ...], atol: float, rtol: float | None, out: Path | None, save: Path | None, *, as_json: bool
 ) -> None:
     from pipeline.consistency import Tolerance, compare, load_context, save_context
-    from pipeline.consistency.compare import describe
+    from pipeline.consistency.comparison import describe
 
     contexts = [load_context(Path(source)) for source in sources]
     if save is not None and contexts:
@@ -264,7 +264,7 @@ def _across_ranks(
 ) -> RanksReport | None:
     """The report in rank 0, None in the others."""
     from pipeline.cli.ranks import rank_session
-    from pipeline.consistency.compare import Tolerance
+    from pipeline.consistency.comparison import Tolerance
     from pipeline.core.progress import SILENT
 
     limit_s = flags["rank_timeout"]
@@ -292,7 +292,7 @@ def _across_ranks(
 
 def _print_ranks(report: RanksReport, out: Path | None, save: Path | None, *, as_json: bool) -> None:
     from pipeline.consistency import save_context
-    from pipeline.consistency.compare import describe
+    from pipeline.consistency.comparison import describe
     from pipeline.consistency.report import ranks_text
 
     if save is not None:

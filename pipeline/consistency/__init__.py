@@ -3,7 +3,8 @@
 Light to import: numpy and pydantic. Under torchrun, ``python -m pipeline.consistency`` is `quantize consistency`.
 """
 
-from pipeline.consistency.compare import Comparison, Tolerance, assert_consistent, compare
+from pipeline.consistency.compare import assert_consistent, compare
+from pipeline.consistency.comparison import Comparison, Tolerance
 from pipeline.consistency.context import QuantContext, TensorContext
 from pipeline.consistency.loading import load_context, save_context
 

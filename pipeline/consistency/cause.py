@@ -11,7 +11,7 @@ from pipeline.artifact import calibrator_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pipeline.consistency.compare import Comparison, Row
+    from pipeline.consistency.comparison import Comparison, Row
     from pipeline.consistency.context import QuantContext, TensorContext
 
 __all__ = ["likely_cause"]

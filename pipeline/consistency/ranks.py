@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipeline.consistency.compare import Comparison, Tolerance, compare
+from pipeline.consistency.compare import compare
+from pipeline.consistency.comparison import Comparison, Tolerance
 from pipeline.consistency.context import QuantContext
 from pipeline.consistency.distributed import calibrate_share, check_agreement, measure_on_cpu
 from pipeline.consistency.exchange import check_same

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipeline.consistency.compare import describe
+from pipeline.consistency.comparison import describe
 from pipeline.core.files import finite_json, write_bytes, write_json, write_text
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pipeline.consistency.batches import BatchReport
-    from pipeline.consistency.compare import Comparison, Row
+    from pipeline.consistency.comparison import Comparison, Row
     from pipeline.consistency.ranks import RanksReport
 
 __all__ = [

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipeline.consistency.compare import Comparison, Tolerance, compare
+from pipeline.consistency.compare import compare
+from pipeline.consistency.comparison import Comparison, Tolerance
 from pipeline.consistency.context import QuantContext
 from pipeline.records import Record
 

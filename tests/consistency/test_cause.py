@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.consistency.compare import Tolerance, compare
+from pipeline.consistency.compare import compare
+from pipeline.consistency.comparison import Tolerance
 from pipeline.consistency.context import QuantContext
 from tests.consistency.contexts import AMAX, context, seen, weights
 

@@ -3,7 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline.consistency.compare import Tolerance, assert_consistent, compare
+from pipeline.consistency.compare import assert_consistent, compare
+from pipeline.consistency.comparison import Tolerance
 from pipeline.consistency.context import QuantContext, TensorContext
 from pipeline.core.errors import CheckFailed, InputError
 from tests.consistency.contexts import AMAX, context, weights

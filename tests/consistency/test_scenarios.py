@@ -3,7 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline.consistency.compare import Tolerance, compare
+from pipeline.consistency.compare import compare
+from pipeline.consistency.comparison import Tolerance
 from pipeline.consistency.ranks import RanksReport
 from pipeline.consistency.report import ranks_text
 from pipeline.consistency.scenarios import fp16_mean, fp16_scenario, of_comparison
