@@ -261,8 +261,8 @@ def fault(kind: str, folder: Path, device: str, rank_timeout: float, victim: int
     import calibrators
     from pipeline.cli.ranks import rank_session
     from pipeline.consistency import Tolerance, exchange
-    from pipeline.consistency.distributed import measure_on
     from pipeline.consistency.group import PREPARING
+    from pipeline.consistency.measure import measure_on
     from pipeline.consistency.opening import open_work
     from pipeline.consistency.ranks import check_ranks
 

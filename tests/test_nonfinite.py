@@ -12,7 +12,8 @@ from onnx import numpy_helper
 
 from pipeline import calibrate
 from pipeline.activations import NonFinite
-from pipeline.consistency.distributed import Work, measure_on_cpu
+from pipeline.consistency.measure import measure_on_cpu
+from pipeline.consistency.work import Work
 from pipeline.core.errors import InputError
 from pipeline.core.progress import SILENT
 from pipeline.nonfinite import NonFiniteBatches

@@ -169,8 +169,9 @@ def _over_ranks(
     limit_s = flags["rank_timeout"]
     with rank_session(backend=flags["backend"], limit_s=limit_s, verbose=verbose, as_json=as_json) as group:
         from pipeline.activations_cuda import check_device
-        from pipeline.consistency.distributed import calibrate_ranks, check_agreement, measure_on
+        from pipeline.consistency.distributed import calibrate_ranks, check_agreement
         from pipeline.consistency.group import PREPARING
+        from pipeline.consistency.measure import measure_on
 
         check_device(flags["device"])
         group.phase("preparing the model", patience=PREPARING)

@@ -270,8 +270,8 @@ def _across_ranks(
     limit_s = flags["rank_timeout"]
     with rank_session(backend=flags["backend"], limit_s=limit_s, verbose=verbose, as_json=as_json) as group:
         from pipeline.activations_cuda import check_device
-        from pipeline.consistency.distributed import measure_on
         from pipeline.consistency.group import PREPARING
+        from pipeline.consistency.measure import measure_on
         from pipeline.consistency.ranks import check_ranks
 
         check_device(flags["device"])

@@ -1,8 +1,8 @@
 """Calibration over several ranks: the same statistics as one process, to the bit, in about 1/N of the time.
 
-Each rank runs the float model over its own batches (:mod:`pipeline.consistency.shares`), then the statistics are merged
-exactly (:mod:`pipeline.consistency.exchange`). Before that the ranks compare what they are about to calibrate, and
-rank 0 writes the result only when every rank holds the same bits.
+Each rank runs the float model over its own batches (:mod:`pipeline.consistency.measure`), then the statistics are
+merged exactly (:mod:`pipeline.consistency.exchange`). Before that the ranks compare what they are about to calibrate,
+and rank 0 writes the result only when every rank holds the same bits.
 """
 
 from __future__ import annotations
@@ -10,56 +10,36 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from calibrators.statistics import BINS, PERCENTILES, TensorStatistics
 from pipeline.consistency.agreement import agree, sample_difference
 from pipeline.consistency.exchange import merge_ranks
 from pipeline.consistency.group import PREPARING
+from pipeline.consistency.measure import measure_on_cpu
 from pipeline.consistency.shares import rank_batches, sample_digest
 from pipeline.core.errors import InputError
 from pipeline.core.files import sha256_json
 from pipeline.core.progress import SILENT
 from pipeline.data import select
-from pipeline.nonfinite import NonFiniteBatches
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from pipeline.calibrate import CalibrationResult
     from pipeline.consistency.group import Group
+    from pipeline.consistency.measure import Measure
+    from pipeline.consistency.work import Work
     from pipeline.core.progress import Progress
-    from pipeline.data import Batch, DataSource, Sample
-    from pipeline.records import TensorSpec
+    from pipeline.data import Batch, Sample
 
-__all__ = [
-    "Measure", "Measured", "Share", "Work", "calibrate_ranks", "calibrate_share", "check_agreement", "code_sha256",
-    "measure_on", "measure_on_cpu", "versions",
-]  # fmt: skip
-
-Measure: TypeAlias = "Callable[[Work, Iterator[Batch], Group, Progress], Measured]"
+__all__ = ["Share", "calibrate_ranks", "calibrate_share", "check_agreement", "code_sha256", "versions"]
 
 _PROBES = 3
 """Samples that every rank decodes before the start, to find a decoder that gives other pixels."""
 _VERSIONS = ("quantize-trt", "numpy", "numba", "onnxruntime", "onnxruntime-gpu", "pillow")
-
-
-@dataclass(frozen=True)
-class Work:
-    """What is calibrated; the same in every rank."""
-
-    model: Path
-    """The prepared float model."""
-    tensors: tuple[str, ...]
-    source: DataSource
-    samples: tuple[int, ...]
-    """Numbers of the calibration samples."""
-    inputs: tuple[TensorSpec, ...]
-    batch_size: int = 8
-    on_nonfinite: str = "error"
-    shard: str = "cyclic"
 
 
 def versions() -> dict[str, str]:
@@ -206,43 +186,6 @@ class Share:
     """Wall time from the end of its batches to the merged statistics, waiting for other ranks included."""
 
 
-@dataclass
-class Measured:
-    """What a rank's own batches gave."""
-
-    statistics: dict[str, TensorStatistics]
-    batches: list[int] = field(default_factory=list)
-    """Indices of the batches in the statistics."""
-    skipped: list[int] = field(default_factory=list)
-    samples: int = 0
-
-
-def measure_on_cpu(work: Work, batches: Iterator[Batch], group: Group, progress: Progress) -> Measured:
-    """Run the float model over ``batches`` in onnxruntime on this rank's cores.
-
-    Raises:
-        InputError, ToolError: as :class:`pipeline.activations.ActivationPass`; or a NaN or infinity in an activation.
-    """
-    from pipeline.activations import ActivationPass
-
-    measured = Measured({name: TensorStatistics() for name in work.tensors})
-    passes = ActivationPass(work.model, work.tensors)
-    nonfinite = NonFiniteBatches(work.model, work.on_nonfinite, progress)
-    with progress.task("calibrating this rank's batches", total=None, unit="samples") as task:
-        for found in passes(batches):
-            group.check()
-            task.advance(len(found.batch.samples))
-            if found.nonfinite is not None:
-                nonfinite.leave_out(found.nonfinite, found.batch.index, found.batch.samples, found.batch)
-                measured.skipped.append(found.batch.index)
-                continue
-            for name, statistics in found.statistics.items():
-                measured.statistics[name].absorb(statistics)
-            measured.batches.append(found.batch.index)
-            measured.samples += len(found.batch.samples)
-    return measured
-
-
 def calibrate_share(
     group: Group, work: Work, *, measure: Measure = measure_on_cpu, progress: Progress = SILENT
 ) -> Share:
@@ -288,15 +231,6 @@ def calibrate_share(
         cpu_seconds=cpu,
         merge_seconds=done - finished,
     )
-
-
-def measure_on(device: str) -> Measure:
-    """How a rank measures on ``device``: ``cpu``, or ``cuda`` for the GPU with its local number."""
-    if device == "cpu":
-        return measure_on_cpu
-    from pipeline.consistency.cuda import measure_on_cuda
-
-    return measure_on_cuda
 
 
 def _gathered(group: Group, figures: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from pipeline.artifact import FP32_MODEL, PLACEMENT, Artifact
-from pipeline.consistency.distributed import Work
+from pipeline.consistency.work import Work
 from pipeline.core.errors import InputError
 from pipeline.core.files import sha256_file, sha256_json
 from pipeline.core.progress import SILENT
@@ -85,10 +85,11 @@ def open_work(
         chosen = split_source(source, specs, samples=samples, verify=None, labelled=False)
     else:
         from pipeline import export, prepare
-        from pipeline.config import PlacementConfig
-        from pipeline.data import batched, select
+        from pipeline.config import PlacementConfig, stated_inputs
+        from pipeline.data import batched, check_source, select
         from pipeline.placement import make_plan
 
+        check_source(data, preprocess, stated_inputs(inputs, profiles))
         exported = export.run(
             model, inputs=inputs, profiles=profiles, opset=opset, folder=folder / "export", progress=progress
         )

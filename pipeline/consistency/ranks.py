@@ -9,9 +9,10 @@ import numpy as np
 from pipeline.consistency.compare import compare
 from pipeline.consistency.comparison import Comparison, Tolerance
 from pipeline.consistency.context import QuantContext
-from pipeline.consistency.distributed import calibrate_share, check_agreement, measure_on_cpu
+from pipeline.consistency.distributed import calibrate_share, check_agreement
 from pipeline.consistency.exchange import check_same
 from pipeline.consistency.group import PREPARING
+from pipeline.consistency.measure import measure_on_cpu
 from pipeline.consistency.scenarios import Scenario, fp16_scenario, of_comparison
 from pipeline.consistency.shares import rank_batches
 from pipeline.consistency.wire import digest_statistics
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 
     from calibrators import Calibrator
     from calibrators.statistics import TensorStatistics
-    from pipeline.consistency.distributed import Measure
     from pipeline.consistency.group import Group
+    from pipeline.consistency.measure import Measure
     from pipeline.consistency.opening import Opened
     from pipeline.core.progress import Progress
     from pipeline.placement import PlacementPlan

@@ -11,8 +11,8 @@ import onnxruntime
 import pytest
 
 from pipeline import activations_cuda
-from pipeline.consistency.cuda import measure_on_cuda
-from pipeline.consistency.distributed import Measured, Work, measure_on, measure_on_cpu
+from pipeline.consistency.measure import Measured, measure_on, measure_on_cpu, measure_on_cuda
+from pipeline.consistency.work import Work
 from pipeline.core.errors import InputError
 from scripts import gpu_nccl
 from tests.plugins import fake_cuda
