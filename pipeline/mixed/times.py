@@ -7,20 +7,24 @@ cannot be measured.
 
 from __future__ import annotations
 
-import json
 import math
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from pipeline.config import LARGEST_DIMENSION
 from pipeline.core.errors import InputError
 from pipeline.engine.inspect import EngineLayer
 from pipeline.mixed.borders import Passes
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Collection, Iterator
     from pathlib import Path
 
 __all__ = ["doubts", "layer_times", "node_times", "pass_times", "shared"]
+
+Dimension: TypeAlias = Annotated[int, Field(ge=1, le=LARGEST_DIMENSION)]
 
 _REMEDY = "`quantize inspect ARTIFACT --engine tensorrt --batch N --json` prints it, on a machine with the card"
 _ORDER = "give the table of the engine with everything in INT8 first, then that of the engine in float"
@@ -30,8 +34,26 @@ _QUANTISED_BYTES = 4 + 1
 """Read and written for each value of a float32 tensor that is quantised."""
 _INT8_KERNEL = re.compile(r"i8i8|int8", re.IGNORECASE)
 """In a kernel's name, such as ``sm80_xmma_fprop_implicit_gemm_i8i8_i8i32_f32_...``."""
+_LONGEST_MS = 3.6e6
+"""An hour: no layer takes that long, and sums of such times stay finite."""
+_SHOWN = 60
+"""Characters of a wrong value in a message."""
 _SAME = {"target": "targets", "tensorrt": "versions of TensorRT", "built_on": "cards"}
 """What two tables should have in common, in words."""
+
+
+class _View(BaseModel):
+    """What is read of a table: of the fields of :class:`pipeline.engine.view.EngineView`, as JSON."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    layers: tuple[EngineLayer, ...]
+    times_ms: dict[str, float]
+    shapes: dict[str, tuple[Dimension, ...]] | None = None
+    """Of the inputs, in the measurement; None or empty where the table does not tell."""
+    target: str = ""
+    tensorrt: str = ""
+    built_on: str = ""
 
 
 class _Table:
@@ -43,25 +65,17 @@ class _Table:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
-            self.view: Any = json.loads(path.read_text())
-            times: Mapping[str, float] = self.view["times_ms"]
-            layers = [EngineLayer.model_validate_json(json.dumps(layer)) for layer in self.view["layers"]]
-            self.layers = [(layer, float(times[layer.name])) for layer in layers if layer.name in times]
-        except FileNotFoundError as error:
-            raise InputError(f"layer times {path} do not exist", remedy=_REMEDY) from error
-        except KeyError as error:
-            raise InputError(f"{path} is no table of layer times: it has no {error}", remedy=_REMEDY) from error
-        except RecursionError as error:
-            raise InputError(f"{path} is no table of layer times: it is nested too deeply", remedy=_REMEDY) from error
-        except (OSError, ValueError, TypeError) as error:
-            raise InputError(f"{path} is no table of layer times: {error}", remedy=_REMEDY) from error
+        self.view = _read(path)
+        times = self.view.times_ms
+        self.layers = [(layer, times[layer.name]) for layer in self.view.layers if layer.name in times]
         if not self.layers:
             raise InputError(f"{path} has layers but no times", remedy=_REMEDY)
         for layer, time_ms in self.layers:
-            if not (math.isfinite(time_ms) and time_ms >= 0.0):
+            if not 0.0 <= time_ms <= _LONGEST_MS:
                 name = " + ".join(layer.fused)
-                raise InputError(f"{path}: layer {name} has the time {time_ms:g} ms", remedy=_REMEDY)
+                raise InputError(
+                    f"{path}: layer {name} has the time {time_ms:g} ms, expected 0 to {_LONGEST_MS:g}", remedy=_REMEDY
+                )
 
     @property
     def quantised(self) -> bool | None:
@@ -80,6 +94,24 @@ class _Table:
     @property
     def nodes(self) -> set[str]:
         return {node for layer, _ in self.layers for node in layer.fused}
+
+
+def _read(path: Path) -> _View:
+    try:
+        return _View.model_validate_json(path.read_bytes(), strict=True)
+    except FileNotFoundError as error:
+        raise InputError(f"layer times {path} do not exist", remedy=_REMEDY) from error
+    except OSError as error:
+        raise InputError(f"layer times {path} cannot be read: {error.strerror or error}", remedy=_REMEDY) from error
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        found = repr(first["input"])
+        shown = found if len(found) <= _SHOWN else f"{found[:_SHOWN]}..."
+        raise InputError(
+            f"{path} is no table of layer times: {f'{where}: ' if where else ''}{first['msg']}, got {shown}",
+            remedy=_REMEDY,
+        ) from error
 
 
 def _dtypes(layer: EngineLayer) -> Iterator[str]:
@@ -111,7 +143,7 @@ def pass_times(int8: Path, float_: Path) -> Passes | None:
         InputError: as :func:`node_times`.
     """
     tables = _tables(int8, float_)
-    shapes = {name: tuple(shape) for name, shape in (tables[0].view.get("shapes") or {}).items()}
+    shapes = tables[0].view.shapes or {}
     passes = [(layer, time_ms) for table in tables for layer, time_ms in table.layers if layer.reformat and time_ms > 0]
     bytes_, spent = 0.0, 0.0
     for layer, time_ms in tables[0].layers:
@@ -133,7 +165,7 @@ def _tables(int8: Path, float_: Path) -> tuple[_Table, _Table]:
         )
     tables = _Table(int8), _Table(float_)
     _check_order(*tables)
-    shapes = [table.view.get("shapes") for table in tables]
+    shapes = [table.view.shapes for table in tables]
     if all(shapes) and shapes[0] != shapes[1]:
         raise InputError(
             f"the layer times {int8} and {float_} were measured at different shapes, {shapes[0]} and {shapes[1]}",
@@ -179,7 +211,7 @@ def doubts(int8: Path, float_: Path) -> tuple[str, ...]:
     times = _paired(*tables)
     found = []
     for key, words in _SAME.items():
-        first, second = (table.view.get(key) for table in tables)
+        first, second = (getattr(table.view, key) for table in tables)
         if first != second:
             found.append(f"the layer times {int8} and {float_} are of different {words}: {first} and {second}")
     slow, fast = (sum(pair[position] for pair in times.values()) for position in (0, 1))

@@ -69,7 +69,7 @@ def test_a_node_in_several_layers_gets_their_sum() -> None:
         (None, "layer times .*int8.json do not exist"),
         ("{", "int8.json is no table of layer times"),
         ("[]", "int8.json is no table of layer times"),
-        ('{"layers": []}', "is no table of layer times: it has no 'times_ms'"),
+        ('{"layers": []}', "is no table of layer times: times_ms: Field required, got"),
         ('{"layers": [{"nam": "a"}], "times_ms": {"a": 1}}', "is no table of layer times"),
         ('{"layers": [], "times_ms": {}}', "int8.json has layers but no times"),
     ],
@@ -93,10 +93,45 @@ def test_the_same_table_twice_and_times_that_are_none(tmp_path: Path) -> None:
     table = write(tmp_path / "a.json", {"/a/Conv": 0.2})
     with pytest.raises(InputError, match="are the same table"):
         node_times(table, table)
-    for time_ms in (float("nan"), float("inf"), -1.0):
+    for time_ms in (float("nan"), float("inf"), -1.0, 1e308):
         path = write(tmp_path / "b.json", {"/a/Conv": time_ms})
-        with pytest.raises(InputError, match="layer /a/Conv has the time"):
+        with pytest.raises(InputError, match=r"layer /a/Conv has the time .* ms, expected 0 to 3\.6e\+06"):
             layer_times(path)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"shapes": "abc"}, "shapes: Input should be .*, got 'abc'"),
+        ({"shapes": [1, 2]}, r"shapes: Input should be .*, got \[1, 2\]"),
+        ({"shapes": {"x": "abc"}}, r"shapes\.x: Input should be a valid .*, got 'abc'"),
+        ({"shapes": {"x": [8, "3"]}}, r"shapes\.x\.1: Input should be a valid integer, got '3'"),
+        ({"shapes": {"x": [8, 0]}}, r"shapes\.x\.1: Input should be greater than or equal to 1, got 0"),
+        ({"shapes": {"x": [-8, 3]}}, r"shapes\.x\.0: Input should be greater than or equal to 1, got -8"),
+        ({"shapes": {"x": [10**30]}}, r"shapes\.x\.0: .*"),
+        ({"shapes": {"x": [1e300]}}, r"shapes\.x\.0: Input should be a valid integer, got 1e\+300"),
+        ({"shapes": {"x": None}}, r"shapes\.x: .*, got None"),
+        ({"times_ms": {"/a/Conv": 10**400}}, r"times_ms\./a/Conv: .*|layer /a/Conv has the time inf ms"),
+        ({"times_ms": {"/a/Conv": "0.1"}}, r"times_ms\./a/Conv: Input should be a valid number, got '0\.1'"),
+        ({"times_ms": {"/a/Conv": None}}, r"times_ms\./a/Conv: Input should be a valid number, got None"),
+        ({"times_ms": [1]}, r"times_ms: Input should be .*, got \[1\]"),
+        ({"layers": {}}, r"layers: Input should be a valid .*, got \{\}"),
+        ({"target": [1]}, r"target: Input should be a valid string, got \[1\]"),
+    ],
+)
+def test_fields_that_hold_something_else(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
+    path = write(tmp_path / "int8.json", {"/a/Conv": 0.2})
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+    with pytest.raises(InputError, match=f"int8.json.*{message}") as caught:
+        layer_times(path)
+    assert "quantize inspect ARTIFACT --engine" in str(caught.value)
+
+
+@pytest.mark.parametrize("shapes", [None, {}])
+def test_shapes_that_are_not_told(tmp_path: Path, shapes: Any) -> None:
+    path = write(tmp_path / "int8.json", {"/a/Conv": 0.2})
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"shapes": shapes}))
+    assert layer_times(path) == [(("/a/Conv",), 0.2)]
 
 
 # -- which of the two is INT8 ----------------------------------------------------------------------------------------
