@@ -1,14 +1,13 @@
 """Run an engine: TensorRT and PyCUDA, nothing else.
 
-A :class:`Runner` keeps a pool of slots. A slot has a stream, pinned host buffers, device buffers and scratch memory,
-which its execution contexts share and which only grow; there is one context per profile, or one per shape where CUDA
-graphs are replayed, since a graph holds only as long as its context is left alone. Copies of one request overlap with
-the computation of another; results come back in order through :meth:`Serving.map`.
+A :class:`Runner` keeps a pool of slots (:mod:`pipeline.engine.pool`). A slot has a stream, pinned host buffers, device
+buffers and scratch memory, which its execution contexts share and which only grow; there is one context per profile, or
+one per shape where CUDA graphs are replayed, since a graph holds only as long as its context is left alone. Copies of
+one request overlap with the computation of another; results come back in order through :meth:`Serving.map`.
 """
 
 from __future__ import annotations
 
-import threading
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,7 @@ from pipeline.core.errors import InputError, ToolError, did_you_mean
 from pipeline.engine.compat import Api, load_api
 from pipeline.engine.cuda import Device, open_device
 from pipeline.engine.loading import artifact_engine, load_engine
+from pipeline.engine.pool import SlotPool
 from pipeline.engine.serving import Arrays, Request, Serving
 from pipeline.engine.slot import Slot
 from pipeline.engine.tensors import EngineIO, checked
@@ -67,28 +67,24 @@ class Runner(Serving):
             raise InputError(f"in_flight and graphs_kept must be at least 1, got {in_flight} and {graphs_kept}")
         self.api: Api = load_api(target)
         self.device: Device = open_device(device_number)
-        self.closed = False
         self.in_flight = in_flight
         self._uncaptured: dict[str, str] = {}
         self._warned: set[str] = set()
-        self._free: list[Slot] = []
-        self._slots: list[Slot] = []
-        self._changed = threading.Condition()
         with self.device.active():
             before = self.device.free_bytes()
             self._loaded = load_engine(plan, self.api, device=self.device.info, record=record)
+            self._pool = SlotPool(self.device, self._loaded)
             try:
                 self.io = EngineIO(self._loaded.engine, self.api)
                 for _ in range(in_flight):
-                    self._slots.append(
+                    self._pool.add(
                         Slot(self.device, self._loaded, self.io, graphs_kept if cuda_graphs else 0, self._uncaptured)
                     )
             except BaseException:
-                self._destroy()
+                self._pool.free()
                 raise
             self._device_bytes = max(0, before - self.device.free_bytes())
-        self._free = list(self._slots)
-        self.device.users.add(self)
+        self.device.users.add(self._pool)
 
     @classmethod
     def from_artifact(cls, folder: Path, *, target: str = "tensorrt", **options: Any) -> Runner:
@@ -118,6 +114,10 @@ class Runner(Serving):
     @property
     def device_bytes(self) -> int:
         return self._device_bytes
+
+    @property
+    def closed(self) -> bool:
+        return self._pool.closed
 
     @property
     def uncaptured(self) -> Mapping[str, str]:
@@ -196,39 +196,13 @@ class Runner(Serving):
         return text or self.layer_information()
 
     def close(self) -> None:
-        with self._changed:
-            if self.closed:
-                return
-            self.closed = True
-            self._changed.notify_all()
-        with self.device.active():
-            self._destroy()
+        self._pool.close()
 
     def open_request(self, shapes: Mapping[str, Shape]) -> Request:
-        slot = self._take()
+        slot = self._pool.take()
         try:
             with self.device.active():
-                return Request(self, slot, shapes)
+                return Request(self._pool, slot, shapes)
         except BaseException:
-            self._give_back(slot)
+            self._pool.give_back(slot)
             raise
-
-    def _take(self) -> Slot:
-        with self._changed:
-            while not self._free and not self.closed:
-                self._changed.wait()
-            if self.closed:
-                raise InputError("the runner is closed")
-            return self._free.pop()
-
-    def _give_back(self, slot: Slot) -> None:
-        with self._changed:
-            if not self.closed:
-                self._free.append(slot)
-                self._changed.notify()
-
-    def _destroy(self) -> None:
-        for slot in self._slots:
-            slot.free()
-        self._slots, self._free = [], []
-        self._loaded.close()

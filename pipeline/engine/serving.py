@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from pipeline.config import Profile
     from pipeline.engine.cuda import Device
+    from pipeline.engine.pool import SlotPool
     from pipeline.engine.profiles import Shape
-    from pipeline.engine.runner import Runner
     from pipeline.engine.slot import Slot
     from pipeline.records import TensorSpec
 
@@ -33,8 +33,8 @@ class Request:
     Both are the slot's own memory: copy what must outlive :meth:`release`.
     """
 
-    def __init__(self, runner: Runner, slot: Slot, shapes: Mapping[str, Shape]) -> None:
-        self._runner, self._slot = runner, slot
+    def __init__(self, pool: SlotPool, slot: Slot, shapes: Mapping[str, Shape]) -> None:
+        self._pool, self._slot = pool, slot
         self.inputs: Arrays = slot.prepare(shapes)
 
     def copy_in(self) -> None:
@@ -73,15 +73,15 @@ class Request:
         """Give the slot back. Safe to call twice."""
         slot, self._slot = self._slot, None  # type: ignore[assignment]
         if slot is not None:
-            self._runner._give_back(slot)
+            self._pool.give_back(slot)
 
     @contextmanager
     def _active(self) -> Iterator[Slot]:
         if self._slot is None:
             raise InputError("this request was released", remedy="use a request inside its `with` block")
-        if self._runner.closed:
+        if self._pool.closed:
             raise InputError("the runner is closed")
-        with self._runner.device.active():
+        with self._pool.device.active():
             yield self._slot
 
 

@@ -100,11 +100,11 @@ def test_candidates_are_measured_in_turn_and_completely(card: SimpleNamespace) -
 
 
 def slots_used(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, int]]:
-    """Runner and slot of each measurement of a round, as they come."""
+    """Pool and slot of each measurement of a round, as they come."""
     ran: list[tuple[Any, int]] = []
 
     def launches(request: Any, *rest: object) -> list[float]:
-        ran.append((request._runner, id(request._slot)))
+        ran.append((request._pool, id(request._slot)))
         return [1.0]
 
     monkeypatch.setattr(bench, "_launches", launches)
@@ -117,7 +117,7 @@ def test_rounds_take_turns_in_several_places(card: SimpleNamespace, monkeypatch:
         candidates = [Candidate("a", runner, False), Candidate("b", other, False)]
         found = measure_compute(candidates, {"x": (4, 3)}, rounds=5, places=3)
         assert [len(m.rounds_ms) for m in found] == [5, 5]
-        slots = [[slot for owner, slot in ran if owner is each] for each in (runner, other)]
+        slots = [[slot for pool, slot in ran if pool is each._pool] for each in (runner, other)]
         for own in slots:
             assert len(set(own)) == 3
             assert own[3:] == own[:2]
