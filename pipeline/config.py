@@ -456,6 +456,29 @@ def load_config(path: Path) -> dict[str, Any]:
     return value
 
 
+def stated_inputs(inputs: tuple[InputSpec, ...], profiles: tuple[Profile, ...]) -> tuple[TensorSpec, ...]:
+    """The model's inputs as far as options state them; float32 where only profiles name one."""
+    from pipeline.records import TensorSpec
+
+    shapes: dict[str, list[tuple[int | str, ...]]] = {spec.name: [spec.shape] for spec in inputs}
+    for profile in profiles:
+        for name, known in profile.inputs.items():
+            shapes.setdefault(name, []).extend((known.min, known.opt, known.max))
+    types = {spec.name: spec.dtype for spec in inputs}
+    return tuple(
+        TensorSpec(name=name, dtype=types.get(name, "float32"), shape=_joined(found)) for name, found in shapes.items()
+    )
+
+
+def _joined(shapes: list[tuple[int | str, ...]]) -> tuple[int | str, ...] | None:
+    """What all have in common: a dimension that varies is a name; None: not even the rank."""
+    if len({len(shape) for shape in shapes}) != 1:
+        return None
+    return tuple(
+        found[0] if len(set(found)) == 1 else f"d{axis}" for axis, found in enumerate(zip(*shapes, strict=True))
+    )
+
+
 def check_profiles(profiles: tuple[Profile, ...], inputs: tuple[TensorSpec, ...]) -> None:
     """Check profiles against the model's inputs, before anything long starts.
 

@@ -15,7 +15,7 @@ from pipeline import artifact as layout
 from pipeline import package
 from pipeline.artifact import WORK, Artifact, engine_folder
 from pipeline.combinations import check_options, idle_for_model
-from pipeline.config import check_profiles, validated
+from pipeline.config import check_profiles, stated_inputs, validated
 from pipeline.core.errors import CheckFailed, InputError
 from pipeline.core.files import sha256_file
 from pipeline.core.progress import SILENT, Progress
@@ -245,19 +245,20 @@ class Build:
             Warnings about them.
 
         Raises:
-            InputError: a file that is not there or not what it should be, preprocessing of arrays, the name of a
-                placement rule that does not exist, or packages for the device to calibrate on are missing.
+            InputError: a file that is not there or not what it should be, preprocessing of arrays or none of images,
+                labels that do not fit the data, the name of a placement rule that does not exist, or packages for the
+                device to calibrate on are missing.
             ToolError: that device is missing.
         """
         from pipeline.activations_cuda import check_device
-        from pipeline.data import check_source
+        from pipeline.data import check_source, load_labels
         from pipeline.placement.rule import rules_in_force
 
         config = self.config
-        check_source(config.data, config.preprocess)
+        listed = check_source(config.data, config.preprocess, stated_inputs(config.inputs, config.profiles))
         rules_in_force(config.placement.rules_off)
-        if config.labels is not None and not config.labels.is_file():
-            raise InputError(f"labels {config.labels} do not exist")
+        if config.labels is not None:
+            load_labels(config.labels, listed)
         if config.calibration is None:
             check_device(config.device)
         elif not config.calibration.is_file():

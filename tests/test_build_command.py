@@ -275,14 +275,50 @@ def test_bad_options_are_refused(inputs: Path, tmp_path: Path, more: list[str], 
         assert word in done.stderr, done.stderr
 
 
-def test_labels_that_do_not_fit_are_refused_before_anything_long(inputs: Path, tmp_path: Path) -> None:
-    (tmp_path / "labels.csv").write_text("index,class_index\n0,1\n")
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        ("index,class_index\n0,1\n", "has no label for sample 1"),
+        ("file,label\na.png,1\n", "has no column 'class_index'"),
+        ("file,class_index\na.png,1\n", "have no file names"),
+        ("class_index\n" + "1\n" * 23, "has 23 labels, the data have 24 samples"),
+    ],
+)
+def test_labels_that_do_not_fit_are_refused_before_any_work(
+    inputs: Path, tmp_path: Path, labels: str, said: str
+) -> None:
+    (tmp_path / "labels.csv").write_text(labels)
     done = quantize(*build_args(inputs, tmp_path / "net"), "--labels", tmp_path / "labels.csv")
     assert done.returncode == 2, done.stderr
-    assert "has no label for sample 1" in done.stderr
-    assert [path.name.partition("-")[0] for path in (tmp_path / "net" / ".work").iterdir() if path.is_dir()] == [
-        "export"
-    ]
+    assert said in " ".join(done.stderr.split())
+    assert not (tmp_path / "net").exists()
+
+
+@pytest.mark.parametrize("command", ["build", "compare", "calibrate"])
+@pytest.mark.parametrize(
+    ("preprocess", "said"),
+    [
+        (None, "no preprocessing is declared"),
+        ("none;layout=nhwc", "the model takes the channels first"),
+        ("none;resize=8x8", "has the shape (3, 8, 8), the model expects (3, 16, 16) float32 (as --input and --profile"),
+    ],
+)
+def test_preprocessing_is_checked_before_any_work(
+    inputs: Path, tmp_path: Path, command: str, preprocess: str | None, said: str
+) -> None:
+    """The model is code that cannot be loaded, which would be told if it were tried."""
+    from PIL import Image
+
+    (tmp_path / "net.py").write_text("raise OSError('loaded')\n")
+    (tmp_path / "images").mkdir()
+    Image.new("RGB", (16, 16)).save(tmp_path / "images" / "a.png")
+    options = ["--data", tmp_path / "images", "--profile", "x=1x3x16x16,4x3x16x16,8x3x16x16"]
+    options += ["--preprocess", preprocess] if preprocess else []
+    out = tmp_path / "out" / "calibration.npz" if command == "calibrate" else tmp_path / "out"
+    done = quantize(command, f"{tmp_path / 'net.py'}:make", *options, "--out", out)
+    assert done.returncode == 2, done.stderr
+    assert said in " ".join(done.stderr.split())
+    assert not (tmp_path / "out").exists() or not list((tmp_path / "out").iterdir())
 
 
 def test_labels_for_a_model_without_classes_are_refused_after_the_export(inputs: Path, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pipeline.data.source import Sample
     from pipeline.records import Dependency, TensorSpec
 
-__all__ = ["NpyFile", "NpzFile"]
+__all__ = ["NpyFile", "NpzFile", "array_samples"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _COPY_BYTES = 1 << 20
@@ -94,6 +94,31 @@ class _ArrayFile:
         check.check_shape(shape[1:], where=where, remedy=remedy)
         if shape[0] == 0:
             raise InputError(f"{where}: the data for {name!r} have no samples (shape {shape})")
+
+
+def array_samples(path: Path) -> int | None:
+    """How many samples an ``.npy`` or ``.npz`` has by its headers; None: no array, or arrays of different lengths.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    shapes = []
+    try:
+        if path.suffix == ".npy":
+            with path.open("rb") as stream:
+                shapes.append(_read_header(stream)[0])
+        else:
+            with zipfile.ZipFile(path) as archive:
+                for member in archive.namelist():
+                    with archive.open(member) as stream:
+                        shapes.append(_read_header(stream)[0])
+    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError, OSError) as error:
+        written = "np.save" if path.suffix == ".npy" else "np.savez"
+        raise InputError(
+            f"{path} cannot be read: {error}", remedy=f"it may be truncated or damaged: write it again with {written}"
+        ) from error
+    lengths = {shape[0] if shape else None for shape in shapes}
+    return lengths.pop() if len(lengths) == 1 else None
 
 
 class NpyFile(_ArrayFile):

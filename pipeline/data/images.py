@@ -158,6 +158,7 @@ class ImageFolder:
                     remedy="give .npy, .npz or file.py:callable as --data",
                 )
             self._check_channels(check.shape, channels)
+            self._check_size(channels)
         if check.dtype.kind != "f" and (set(steps.mean) != {0.0} or set(steps.std) != {1.0} or check.dtype.kind == "b"):
             raise InputError(
                 f"the input {check.name!r} is {check.dtype}, and preprocessing with mean {steps.mean} and "
@@ -183,6 +184,15 @@ class ImageFolder:
             f"the input {self._check.name!r} takes {self._check.expected()} a sample",
             remedy=remedy,
         )
+
+    def _check_size(self, channels: int) -> None:
+        """Where resize and crop give every image one size, before any is read."""
+        steps = self._steps
+        size = steps.crop * 2 if len(steps.crop) == 1 else steps.crop or steps.resize
+        if len(size) != 2:
+            return
+        shape = (channels, *size) if steps.layout == "nchw" else (*size, channels)
+        self._check.check_shape(shape, where=f"preprocessing of {self._folder}", remedy=self._remedy())
 
     @property
     def length(self) -> int:
@@ -245,12 +255,14 @@ class ImageFolder:
         self._check.check_shape(
             values.shape,
             where=str(path),
-            remedy="set resize and crop in --preprocess so that every image gets the model's size" + self._size(),
+            remedy=self._remedy(),
         )
         if self._check.dtype.kind in "iu":
             return values.astype(self._check.dtype)
         return self._check.convert(values, where=str(path))
 
+    def _remedy(self) -> str:
+        return "set resize and crop in --preprocess so that every image gets the model's size" + self._size()
 
     def _size(self) -> str:
         """``, such as 'resize=224x224'``; nothing where the model leaves height or width open."""

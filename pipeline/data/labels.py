@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,9 +18,24 @@ if TYPE_CHECKING:
     from pipeline.data.source import DataSource
     from pipeline.records import TensorSpec
 
-__all__ = ["check_class_scores", "load_labels"]
+__all__ = ["Listing", "check_class_scores", "load_labels"]
 
 _COLUMN = "class_index"
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Which samples there are, without the samples."""
+
+    text: str
+    """In words."""
+    length: int | None
+    """None: only a pass can tell."""
+    names: list[str] | None
+    """As of a :class:`DataSource`."""
+
+    def describe(self) -> str:
+        return self.text
 
 
 def check_class_scores(outputs: Sequence[TensorSpec]) -> None:
@@ -58,7 +74,7 @@ def _is_one(dim: int | str) -> bool:
     return not isinstance(dim, int) or dim == 1
 
 
-def load_labels(path: Path, source: DataSource) -> dict[int, int]:
+def load_labels(path: Path, source: DataSource | Listing) -> dict[int, int]:
     """Class index of every sample of ``source``, by sample number.
 
     Formats: for images a ``.csv`` with the columns ``file,class_index`` (more are ignored; ``file`` is the path below
@@ -122,7 +138,7 @@ def _class_index(text: str | None, where: str) -> int:
     return value
 
 
-def _by_file(path: Path, files: list[str], classes: list[int], source: DataSource) -> dict[int, int]:
+def _by_file(path: Path, files: list[str], classes: list[int], source: DataSource | Listing) -> dict[int, int]:
     names = source.names
     if names is None:
         raise InputError(
@@ -152,13 +168,13 @@ def _by_file(path: Path, files: list[str], classes: list[int], source: DataSourc
     return _by_key(path, keys, classes, source)
 
 
-def _by_order(path: Path, classes: list[int], source: DataSource) -> dict[int, int]:
+def _by_order(path: Path, classes: list[int], source: DataSource | Listing) -> dict[int, int]:
     if source.length is not None and len(classes) != source.length:
         raise InputError(f"{path} has {len(classes)} labels, the data have {source.length} samples")
     return dict(enumerate(classes))
 
 
-def _by_key(path: Path, keys: list[int], classes: list[int], source: DataSource) -> dict[int, int]:
+def _by_key(path: Path, keys: list[int], classes: list[int], source: DataSource | Listing) -> dict[int, int]:
     names = source.names
 
     def called(number: int) -> str:

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.core.errors import InputError
-from pipeline.data.arrays import NpyFile, NpzFile
+from pipeline.data.arrays import NpyFile, NpzFile, array_samples
 from pipeline.data.callables import CallableSource
 from pipeline.data.images import IMAGE_SUFFIXES, ImageFolder
+from pipeline.data.labels import Listing
+from pipeline.records import TensorSpec
 from pipeline.usercode import parse_code
 
 if TYPE_CHECKING:
@@ -17,7 +19,6 @@ if TYPE_CHECKING:
 
     from pipeline.config import Preprocess
     from pipeline.data.source import DataSource
-    from pipeline.records import TensorSpec
 
 __all__ = ["check_source", "open_source"]
 
@@ -36,13 +37,33 @@ def open_source(spec: str, inputs: Sequence[TensorSpec], preprocess: Preprocess 
     return _found(spec, preprocess)(inputs)
 
 
-def check_source(spec: str, preprocess: Preprocess | None) -> None:
-    """What is wrong with ``spec`` and ``preprocess`` by themselves, before the model is known.
+def check_source(spec: str, preprocess: Preprocess | None, inputs: Sequence[TensorSpec] = ()) -> Listing:
+    """What is wrong with ``spec`` and ``preprocess``, before the model is there; no sample is read, no code is run.
+
+    Args:
+        inputs: the model's inputs as far as options state them: names, shapes.
+
+    Returns:
+        The samples, as far as they can be known.
 
     Raises:
-        InputError: nothing is there, it is of no known kind, or preprocessing is declared for arrays.
+        InputError: nothing is there, it is of no known kind, it cannot be read, preprocessing is declared for arrays,
+            is missing for images or gives none that an input of ``inputs`` takes.
     """
     _found(spec, preprocess)
+    path = Path(spec).expanduser()
+    if path.is_dir():
+        images = ImageFolder(path, [TensorSpec(name="input", dtype="float32", shape=None)], preprocess)
+        if inputs:
+            try:
+                ImageFolder(path, inputs, preprocess)
+            except InputError as error:
+                raise InputError(f"{error.message} (as --input and --profile state it)", remedy=error.remedy) from error
+        return Listing(images.describe(), images.length, images.names)
+    if not path.exists():
+        return Listing(f"samples from {spec}", None, None)
+    length = array_samples(path)
+    return Listing(f"{length} samples in {path}", length, None)
 
 
 def _found(spec: str, preprocess: Preprocess | None) -> Callable[[Sequence[TensorSpec]], DataSource]:

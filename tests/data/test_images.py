@@ -180,10 +180,14 @@ def test_remedy_for_a_size_that_the_model_does_not_take(tmp_path) -> None:
     _save(tmp_path / "wide.png", 8, 9)
     for shape, said in (((3, 8, 8), "the model's size, such as 'resize=8x8'"), ((3, 8, "w"), "the model's size")):
         spec = TensorSpec(name="x", dtype="float32", shape=("batch", *shape))
-        source = open_source(str(tmp_path), [spec], Preprocess.model_validate("mean=0;std=1;resize=7x7"))
-        with pytest.raises(InputError, match=r"has the shape \(3, 7, 7\)") as caught:
+        source = open_source(str(tmp_path), [spec], Preprocess.model_validate("mean=0;std=1;resize=7"))
+        with pytest.raises(InputError, match=r"wide\.png: .* has the shape \(3, 7, 7\)") as caught:
             list(source.read(everything))
         assert str(caught.value.remedy).endswith(said)
+        for steps in ("resize=7x7", "resize=9;crop=7", "crop=7x7"):
+            with pytest.raises(InputError, match=r"preprocessing of .* has the shape \(3, 7, 7\)") as caught:
+                open_source(str(tmp_path), [spec], Preprocess.model_validate(f"mean=0;std=1;{steps}"))
+            assert str(caught.value.remedy).endswith(said)
 
 
 def test_deep_images_are_refused(tmp_path) -> None:
