@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -34,6 +34,7 @@ __all__ = ["Finished", "StageRunner", "code_digest"]
 R = TypeVar("R", bound=StageResult)
 
 _RECORD = "stage.json"
+_LOCK = "lock"
 _KEY_LENGTH = 16
 
 
@@ -72,12 +73,28 @@ class StageRunner:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the folder for this process.
+        """Hold the folder for this process; of work that failed before a stage left something, no folder stays.
 
         Raises:
             InputError: another process holds it, or it cannot be written.
         """
-        lock = self.work / "lock"
+        made = [folder for folder in (self.work, *self.work.parents) if not _is_there(folder)]
+        handle = self._lock()
+        try:
+            yield
+        except BaseException:
+            with suppress(OSError):
+                if not any(path.name != _LOCK for path in self.work.iterdir()):
+                    (self.work / _LOCK).unlink()
+                    for folder in made:
+                        folder.rmdir()
+            raise
+        finally:
+            os.close(handle)
+
+    def _lock(self) -> int:
+        """The descriptor of the lock's file, held."""
+        lock = self.work / _LOCK
         with explain_os_errors(lock):
             try:
                 self.work.mkdir(parents=True, exist_ok=True)
@@ -87,20 +104,25 @@ class StageRunner:
                 ) from error
             handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                holder = os.read(handle, 32).decode(errors="replace").strip() or "unknown"
-                raise InputError(
-                    f"another build (process {holder}) is at work in {self.work.parent}",
-                    remedy="wait for it to end, or choose another --out",
-                ) from error
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.read(handle, 32).decode(errors="replace").strip() or "unknown"
+            os.close(handle)
+            raise InputError(
+                f"another build (process {holder}) is at work in {self.work.parent}",
+                remedy="wait for it to end, or choose another --out",
+            ) from error
+        try:
             with explain_os_errors(lock):
                 os.ftruncate(handle, 0)
                 os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
-            yield
-        finally:
+        except BaseException:
             os.close(handle)
+            raise
+        if not _same_file(handle, lock):  # removed by its holder, whose work had just failed
+            os.close(handle)
+            return self._lock()
+        return handle
 
     def run(
         self,
@@ -131,7 +153,12 @@ class StageRunner:
                 shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True, exist_ok=True)
             start = time.monotonic()
-            result = action(partial)
+            try:
+                result = action(partial)
+            except Exception:
+                if not resumes or not any(partial.iterdir()):
+                    shutil.rmtree(partial, ignore_errors=True)
+                raise
             seconds = time.monotonic() - start
             files = {
                 str(path.relative_to(partial)): sha256_file(path)
@@ -174,6 +201,18 @@ class StageRunner:
         for path in self.work.iterdir():
             if path.is_dir() and path.name not in self._used:
                 shutil.rmtree(path, ignore_errors=True)
+
+
+def _same_file(handle: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(handle), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _is_there(folder: Path) -> bool:
+    with explain_os_errors(folder):
+        return folder.exists()
 
 
 def _has_digest(path: Path, digest: str) -> bool:

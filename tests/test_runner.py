@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import multiprocessing
 import os
 import signal
@@ -106,6 +107,45 @@ def test_a_resuming_stage_gets_its_own_partial_files_back(tmp_path: Path) -> Non
         return Answer(value=int((folder / "checkpoint").read_text()))
 
     assert runner.run("answer", Answer, {}, resume, resumes=True).result.value == 3
+
+
+def _refuse(folder: Path) -> Answer:
+    write_text(folder / "half.txt", "x")
+    raise InputError("no")
+
+
+def test_work_that_fails_at_once_leaves_no_folder(tmp_path: Path) -> None:
+    runner = StageRunner(tmp_path / "out" / "net" / ".work")
+    with pytest.raises(InputError, match="no"), runner.locked():
+        runner.run("answer", Answer, {}, _refuse)
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "out").mkdir()
+    with pytest.raises(InputError, match="no"), runner.locked():
+        raise InputError("no")
+    assert not list((tmp_path / "out").iterdir()), "what was there before stays"
+
+
+def test_what_finished_before_a_failure_stays(tmp_path: Path) -> None:
+    runner = StageRunner(tmp_path / "out" / ".work")
+    with runner.locked():
+        done = runner.run("answer", Answer, {}, stage([]))
+    with pytest.raises(InputError, match="no"), runner.locked():
+        runner.run("next", Answer, {}, _refuse)
+    assert {path.name for path in runner.work.iterdir()} == {"lock", done.result.folder.name}
+
+
+def test_a_lock_that_its_holder_removes_is_taken_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flock, removed = fcntl.flock, []
+
+    def removing(handle: int, how: int) -> None:
+        flock(handle, how)
+        if not removed:
+            removed.append((tmp_path / "lock").unlink())
+
+    monkeypatch.setattr(fcntl, "flock", removing)
+    with StageRunner(tmp_path).locked():
+        assert removed
+        assert (tmp_path / "lock").read_text() == f"{os.getpid()}\n"
 
 
 def _slow(work: Path) -> None:
