@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from pipeline.core.files import explain_os_errors, fsync_dir, write_bytes
 from pipeline.onnxgraph import all_graphs, weight_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     import onnx_ir as ir
 
@@ -36,6 +37,7 @@ DATA = "model.onnx.data"
 EXTERNAL_ABOVE_BYTES = 1_900_000_000
 """Weights beyond this go to :data:`DATA`: a protobuf file ends at 2 GiB, and the graph itself needs room too."""
 _EXTERNAL_TENSOR_BYTES = 1024
+_COUNT = re.compile(r"[0-9]{1,18}")
 
 
 def load_model(path: Path) -> ir.Model:
@@ -68,6 +70,7 @@ def model_of(proto: Any, path: Path) -> ir.Model:
     if not proto.graph.node and not proto.graph.output:
         raise InputError(f"{path} is not a readable ONNX model: it has no graph", remedy="it may be empty or truncated")
     places = _external(proto, path)
+    _check_names(proto.graph, path)
     try:
         model: ir.Model = ir.from_proto(proto)
     except Exception as error:  # onnx_ir wraps whatever it meets in its own private types
@@ -77,6 +80,26 @@ def model_of(proto: Any, path: Path) -> ir.Model:
     if "" not in model.graph.opset_imports:
         raise InputError(f"{path} names no version of the ONNX operators (opset import of the default domain)")
     return model
+
+
+def _check_names(graph: Any, path: Path) -> None:
+    """Protobuf gives text that is not UTF-8 as bytes, in which nothing behind it looks for a name.
+
+    Raises:
+        InputError: a node or a tensor has such a name.
+    """
+    nodes = (name for node in graph.node for name in (node.name, node.op_type, node.domain))
+    edges = (name for node in graph.node for name in (*node.input, *node.output))
+    values = (value.name for value in (*graph.input, *graph.output, *graph.initializer))
+    for kind, names in (("node", nodes), ("tensor", edges), ("tensor", values)):
+        if (wrong := next((name for name in names if isinstance(name, bytes)), None)) is not None:
+            raise InputError(
+                f"{path}: the name of a {kind} is not UTF-8: {wrong!r}", remedy="export the model with other names"
+            )
+    for node in graph.node:
+        for attribute in node.attribute:
+            for inner in (*((attribute.g,) if attribute.HasField("g") else ()), *attribute.graphs):
+                _check_names(inner, path)
 
 
 def _unreadable(path: Path, error: BaseException) -> InputError:
@@ -103,7 +126,7 @@ def _tensors(graph: Any) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class _External:
-    """Where a tensor's bytes lie. ``length`` 0: to the end of the file."""
+    """Where a tensor's bytes lie. ``length`` 0: not known."""
 
     tensor: str
     file: Path
@@ -115,7 +138,7 @@ def _external(proto: Any, path: Path) -> list[_External]:
     """Every tensor of ``proto`` outside the file, checked.
 
     Raises:
-        InputError: the place is outside the model's folder, missing, or too short.
+        InputError: the place is outside the model's folder, missing, or too short, or no place at all.
     """
     import onnx
 
@@ -134,7 +157,7 @@ def _external(proto: Any, path: Path) -> list[_External]:
                 f"{path}: the file {str(location)!r} with the weights {tensor.name!r} is missing",
                 remedy="keep the external data file beside the model",
             )
-        item = _External(tensor.name, file, int(fields.get("offset", 0)), int(fields.get("length", 0)))
+        item = _External(tensor.name, file, _count(fields, "offset", tensor.name, path), _length(fields, tensor, path))
         if file.stat().st_size < item.offset + item.length:
             raise InputError(
                 f"{path}: {file.name} has {file.stat().st_size} bytes, "
@@ -143,6 +166,34 @@ def _external(proto: Any, path: Path) -> list[_External]:
             )
         found.append(item)
     return found
+
+
+def _count(fields: Mapping[str, str], key: str, name: str, path: Path) -> int:
+    text = fields.get(key, "0")
+    if not _COUNT.fullmatch(text):
+        raise InputError(
+            f"{path}: the {key} of the weights {name!r} in their file is {text!r}, expected a number of bytes",
+            remedy="export the model again",
+        )
+    return int(text)
+
+
+def _length(fields: Mapping[str, str], tensor: Any, path: Path) -> int:
+    """Bytes of ``tensor`` in its file; 0 where neither the file says it nor its type and shape do."""
+    import onnx_ir as ir
+
+    said = _count(fields, "length", tensor.name, path)
+    try:
+        needed: int = -(-ir.DataType(tensor.data_type).bitwidth * math.prod(tensor.dims) // 8)
+    except (TypeError, ValueError):  # no type of fixed size: the checker says so
+        return said
+    if said and said != needed:
+        raise InputError(
+            f"{path}: the weights {tensor.name!r} of shape {tuple(tensor.dims)} need {needed} bytes, their length in "
+            f"the file is {said}",
+            remedy="export the model again",
+        )
+    return max(needed, 0)
 
 
 def external_files(path: Path) -> list[Path]:

@@ -14,9 +14,11 @@ from pipeline.config import InputSpec, Profile
 from pipeline.core.errors import CheckFailed, InputError
 from pipeline.core.files import sha256_file
 from pipeline.equivalence import difference, run_model
-from pipeline.export import run
+from pipeline.export import ExportResult, run
 from pipeline.onnxfile import load_model
 from pipeline.onnxgraph import tensor_specs
+from pipeline.records import Dependency
+from pipeline.runner import StageRunner
 
 RNG = np.random.default_rng(0)
 DETECTOR = "ch_PP-OCRv4_det_infer.onnx"
@@ -122,8 +124,32 @@ def test_external_data_is_carried_along(tmp_path, monkeypatch) -> None:
     assert {file.name for file in found.folder.iterdir()} == {"model.onnx", "model.onnx.data"}
     same(path, found.model_path, feeds)
     digest = found.source_sha256
+    (depended,) = found.dependencies
+    assert depended == Dependency(path=str(tmp_path / "in" / "w.bin"), sha256=sha256_file(tmp_path / "in" / "w.bin"))
     (tmp_path / "in" / "w.bin").write_bytes(bytes(4 * 3 * 9 * 4))
     assert run(str(path), folder=tmp_path / "again").source_sha256 != digest
+
+
+def test_other_weights_beside_the_same_file_are_noticed(tmp_path) -> None:
+    """The .onnx file stays as it is, and the next build takes nothing of the last one's export."""
+    model = onnx.load(conv(tmp_path / "plain.onnx"))
+    path = tmp_path / "m.onnx"
+    onnx.save(model, path, save_as_external_data=True, location="w.bin", size_threshold=0)
+    runner = StageRunner(tmp_path / "work")
+
+    def build() -> tuple[bool, bytes]:
+        found = runner.run(
+            "export", ExportResult, {"file": sha256_file(path)}, lambda folder: run(str(path), folder=folder)
+        )
+        return found.cached, found.result.model_path.read_bytes()
+
+    (cached, first), (again, same_) = build(), build()
+    assert (cached, again) == (False, True)
+    assert first == same_
+    (tmp_path / "w.bin").write_bytes(bytes(4 * 3 * 9 * 4))
+    cached, other = build()
+    assert not cached
+    assert other != first
 
 
 @pytest.mark.parametrize("link", ["soft", "hard"])
@@ -160,6 +186,46 @@ def test_broken_external_data(tmp_path) -> None:
     proto.graph.initializer[0].external_data[0].value = "../w.bin"
     path.write_bytes(proto.SerializeToString())
     with pytest.raises(InputError, match=r"the weights 'w' lie outside its folder, in '\.\./w\.bin'"):
+        run(str(path), folder=tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("offset", "abc", "the offset of the weights 'w' in their file is 'abc', expected a number of bytes"),
+        ("offset", "-4", "the offset of the weights 'w' in their file is '-4'"),
+        ("length", "x", "the length of the weights 'w' in their file is 'x'"),
+        ("length", "-432", "the length of the weights 'w' in their file is '-432'"),
+        ("length", "10", r"the weights 'w' of shape \(4, 3, 3, 3\) need 432 bytes, their length in the file is 10"),
+        ("offset", "1", r"w\.bin has 432 bytes, the weights 'w' end at byte 433"),
+        ("length", None, r"w\.bin has 428 bytes, the weights 'w' end at byte 432"),
+    ],
+)
+def test_places_that_external_data_cannot_have(tmp_path, field: str, value: str | None, message: str) -> None:
+    path = tmp_path / "m.onnx"
+    model = onnx.load(conv(tmp_path / "plain.onnx"))
+    onnx.save(model, path, save_as_external_data=True, location="w.bin", size_threshold=0)
+    proto = onnx.load(path, load_external_data=False)
+    place = {entry.key: entry.value for entry in proto.graph.initializer[0].external_data} | {field: value}
+    del proto.graph.initializer[0].external_data[:]
+    for key, text in place.items():
+        if text is None:
+            (tmp_path / "w.bin").write_bytes((tmp_path / "w.bin").read_bytes()[:-4])
+        else:
+            proto.graph.initializer[0].external_data.add(key=key, value=text)
+    path.write_bytes(proto.SerializeToString())
+    with pytest.raises(InputError, match=message) as error:
+        run(str(path), folder=tmp_path / "out")
+    assert str(path) in error.value.message
+    assert error.value.remedy
+
+
+@pytest.mark.parametrize(("name", "kind"), [("nnnnnnnnn", "node"), ("ttttttttt", "tensor")])
+def test_names_that_are_not_utf8(tmp_path, name: str, kind: str) -> None:
+    nodes = [("x", "ttttttttt", "first"), ("ttttttttt", "y", "nnnnnnnnn")]
+    path = write(tmp_path / "m.onnx", [helper.make_node("Relu", [x], [y], name=node) for x, y, node in nodes])
+    path.write_bytes(path.read_bytes().replace(name.encode(), b"\xff\xfe" + b"a" * 7))
+    with pytest.raises(InputError, match=rf"the name of a {kind} is not UTF-8: b'\\xff\\xfea"):
         run(str(path), folder=tmp_path / "out")
 
 

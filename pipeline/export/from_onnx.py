@@ -13,6 +13,7 @@ from pipeline.export.result import ExportResult
 from pipeline.onnxfile import MODEL, check_file, external_files, load_model, save_model
 from pipeline.onnxgraph import all_graphs, infer_shapes, opset_of, tensor_specs
 from pipeline.prepare.names import name_nodes
+from pipeline.records import Dependency
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -35,7 +36,9 @@ def export_onnx_file(
     model = load_model(path)
     check_file(path)
     external = external_files(path)
-    digest = sha256_file(path) if not external else sha256_json([[f.name, sha256_file(f)] for f in (path, *external)])
+    beside = tuple(Dependency(path=str(file.absolute()), sha256=sha256_file(file)) for file in external)
+    hashes = [(path.name, sha256_file(path)), *((Path(item.path).name, item.sha256) for item in beside)]
+    digest = sha256_json(hashes) if external else hashes[0][1]
     notes: list[str] = []
     warnings: list[str] = []
     version, ir_version = opset_of(model), model.ir_version
@@ -90,6 +93,7 @@ def export_onnx_file(
         opset=result_opset,
         notes=tuple(notes),
         warnings=tuple(warnings),
+        dependencies=beside,
     ).at(folder)
 
 
