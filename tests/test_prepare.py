@@ -198,6 +198,37 @@ def test_samples_that_the_model_cannot_take(tmp_path) -> None:
     assert "resize and crop in --preprocess" in str(caught.value.remedy)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("attribute", "Attribute pads has incorrect size"),
+        ("output", r"Type \(tensor\(int64\)\) of output arg \(y\)"),
+        ("double", "Could not find an implementation for Conv"),
+    ],
+)
+def test_a_model_that_onnxruntime_does_not_load_is_wrong_input(tmp_path, change: str, message: str) -> None:
+    """The checker lets through what only the inference of shapes and types, or a missing kernel, brings to light."""
+    path = _conv(tmp_path / "m.onnx", (1, 4, 8, 8))
+    model = onnx.load(path)
+    kind = TensorProto.DOUBLE if change == "double" else TensorProto.INT64
+    if change == "attribute":
+        node = next(node for node in model.graph.node if node.op_type == "Conv")
+        del node.attribute[:]
+        node.attribute.append(helper.make_attribute("pads", [1, 1, 1]))
+    else:
+        model.graph.output[0].type.tensor_type.elem_type = kind
+    if change == "double":
+        model.graph.input[0].type.tensor_type.elem_type = kind
+        for tensor in model.graph.initializer:
+            if tensor.data_type == TensorProto.FLOAT:
+                tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float64), tensor.name))
+    onnx.save(model, path)
+    feeds = {"x": np.zeros((1, 4, 8, 8), np.float64 if change == "double" else np.float32)}
+    with pytest.raises(InputError, match=rf"onnxruntime cannot load .*m\.onnx: .*{message}") as error:
+        run(path, folder=tmp_path / "out", sample_feeds=[feeds])
+    assert "export it with" in str(error.value.remedy)
+
+
 def test_missing_model(tmp_path) -> None:
     with pytest.raises(InputError, match=r"model .*none\.onnx does not exist"):
         run(tmp_path / "none.onnx", folder=tmp_path)

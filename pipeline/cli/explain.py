@@ -66,8 +66,10 @@ def _load(artifact: Path) -> tuple[PlacementPlan, dict[str, Any]]:
 
     if artifact.is_file():
         from pipeline.config import PlacementConfig
+        from pipeline.onnxfile import check_file
         from pipeline.placement.plan import make_plan
 
+        check_file(artifact)
         return make_plan(artifact, PlacementConfig()), {}
     opened = Artifact.open(artifact)
     return load_explained(opened.path(PLACEMENT), opened.path(SCALES))

@@ -106,4 +106,5 @@ def make_session(
     try:
         return onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=list(providers))
     except Exception as error:
-        raise ToolError(f"onnxruntime cannot load the model: {error}") from error
+        which = str(model) if isinstance(model, (str, Path)) else "the model"
+        raise ToolError(f"onnxruntime cannot load {which}: {error}") from error

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipeline.core.errors import CheckFailed, InputError, QuantizeError
+from pipeline.core.errors import CheckFailed, InputError, QuantizeError, ToolError
 from pipeline.equivalence import Difference, differences, example_shapes, random_feeds, rounding_noise, run_model
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def compare(
     """Compare on the samples, where there are any, and on random inputs.
 
     Raises:
-        InputError: the original model cannot be run on the samples.
+        InputError: onnxruntime cannot load the original model, or not run it on the samples.
         CheckFailed: an output differs by more than the tolerance and by more than the model's own rounding noise.
     """
     saturated = _saturated(original, prepared)
@@ -77,6 +77,12 @@ def _run_on_samples(
 ) -> list[dict[str, Array]]:
     try:
         return run_model(model, sample_feeds, capture=capture)
+    except ToolError as error:
+        raise InputError(
+            error.message,
+            remedy="there the model is calibrated and verified: export it with operators, attributes and types that "
+            "onnxruntime has, such as float32",
+        ) from error
     except QuantizeError:
         raise
     except Exception as error:  # onnxruntime refuses feeds with one of several types

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import onnx
 import pytest
 from click.testing import CliRunner
+from onnx import TensorProto, helper
 
 from pipeline import package
 from pipeline.cli import main
@@ -81,3 +83,19 @@ def test_explain_refuses_an_unknown_node(artifact: str) -> None:
     assert code == 2
     assert "'conf'" in output
     assert "'conv'" in output
+
+
+def test_explain_refuses_what_a_build_refuses(tmp_path: Path) -> None:
+    """A plan of a graph that is none would be one."""
+    shape = [1, 3, 8, 8]
+    graph = helper.make_graph(
+        [helper.make_node("Add", ["x", "b"], ["a"]), helper.make_node("Add", ["x", "a"], ["b"])],
+        "cycle",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("b", TensorProto.FLOAT, shape)],
+    )
+    path = tmp_path / "cycle.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    code, output = run("explain", str(path))
+    assert code == 2
+    assert f"{path} is not a valid ONNX model: Nodes in a graph must be topologically sorted" in output
