@@ -11,9 +11,11 @@ from calibrators.statistics import BINS, MIN_EXPONENT, PERCENTILES, TensorStatis
 from pipeline.core.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
-__all__ = ["BatchAccumulator"]
+__all__ = ["BatchAccumulator", "add_batch"]
 
 _CHUNK: Final = 1 << 30  # elements per sweep; its partial counters are 32 bits wide
 _DTYPES: Final = (np.float16, np.float32, np.float64)
@@ -79,6 +81,22 @@ class BatchAccumulator:
             batch.batch_amax = np.array([batch.amax], np.float32)
             batch.batch_percentiles = batch.percentiles(PERCENTILES)[None]
         return batch
+
+
+def add_batch(statistics: TensorStatistics, x: NDArray[Any] | Sequence[NDArray[Any]], batch_index: int) -> None:
+    """Add one whole batch to ``statistics``.
+
+    Args:
+        x: float16, float32 or float64 (rounded to float32), any shape; several when computed in parts.
+        batch_index: the batch's index in the whole data set, not in this process's share of it.
+
+    Raises:
+        InputError: this batch is in the statistic already, or ``x`` is not of a float type.
+    """
+    batch = BatchAccumulator()
+    for part in [x] if isinstance(x, np.ndarray) else x:
+        batch.add(part)
+    statistics.absorb(batch.statistics(batch_index))
 
 
 def _float_of_key(key: int) -> float:

@@ -4,7 +4,7 @@ The tensor is read once, in blocks that stay in the L1/L2 cache: vectorised extr
 Extremes are taken on the integer image of the floats, so NaN and infinity are seen without any float comparison and no
 relaxed float arithmetic is needed. Bin indices are |x| times a power of two, which is exact.
 
-Only :mod:`calibrators.statistics` imports this module (numba takes a third of a second to load).
+Imported inside functions, or by modules that are (numba takes a third of a second to load).
 """
 
 from __future__ import annotations

@@ -105,23 +105,6 @@ class TensorStatistics:
         values: NDArray[np.float64] = percentiles(self.bins, self.width, self.amax, np.array(wanted, np.float64))
         return values
 
-    def update(self, x: NDArray[Any] | Sequence[NDArray[Any]], batch_index: int) -> None:
-        """Add one whole batch.
-
-        Args:
-            x: float16, float32 or float64 (rounded to float32), any shape; several when computed in parts.
-            batch_index: the batch's index in the whole data set, not in this process's share of it.
-
-        Raises:
-            InputError: this batch is in the statistic already, or ``x`` is not of a float type.
-        """
-        from calibrators.accumulate import BatchAccumulator
-
-        batch = BatchAccumulator()
-        for part in [x] if isinstance(x, np.ndarray) else x:
-            batch.add(part)
-        self.absorb(batch.statistics(batch_index))
-
     def merge(self, other: TensorStatistics) -> TensorStatistics:
         """The statistic of both data sets together: exact, commutative and associative.
 

@@ -153,10 +153,11 @@ def expected_of(arrays: Any) -> list[Any]:
     import pycuda.driver as cuda
 
     from calibrators import TensorStatistics
+    from calibrators.accumulate import add_batch
 
     def one(array: Any, values: np.ndarray) -> Any:
         statistics = TensorStatistics()
-        statistics.update(values, 0)
+        add_batch(statistics, values, 0)
         return statistics
 
     jobs = []
@@ -268,6 +269,7 @@ def bits(model: Path, tensors: list[str], images: np.ndarray, clock: Clock) -> d
     import pycuda.driver as cuda
 
     from calibrators import TensorStatistics
+    from calibrators.accumulate import add_batch
     from pipeline.activations_cuda import CudaActivationPass
 
     batches = []
@@ -283,7 +285,7 @@ def bits(model: Path, tensors: list[str], images: np.ndarray, clock: Clock) -> d
                 values = np.empty(array.elements, array.dtype)
                 cuda.memcpy_dtoh(values, array.pointer)
                 for index in (batch.index, batch.index + BITS_BATCHES):
-                    expected[name].update(values, index)
+                    add_batch(expected[name], values, index)
         for batch in batches:
             batch.index += BITS_BATCHES
         for _ in own(batches):

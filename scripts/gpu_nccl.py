@@ -168,6 +168,7 @@ def same_bits(model: Path, tensors: list[str], images: np.ndarray, device: int) 
     import pycuda.driver as cuda
 
     from calibrators import TensorStatistics
+    from calibrators.accumulate import add_batch
     from pipeline.activations_cuda import CudaActivationPass
 
     expected = {name: TensorStatistics() for name in tensors}
@@ -182,7 +183,7 @@ def same_bits(model: Path, tensors: list[str], images: np.ndarray, device: int) 
             for name, array in zip(tensors, binding.arrays, strict=True):
                 values = np.empty(array.elements, array.dtype)
                 cuda.memcpy_dtoh(values, array.pointer)
-                expected[name].update(values, index)
+                add_batch(expected[name], values, index)
         found = own.collect()
     return {"tensors": len(tensors), "different": [name for name in tensors if found[name] != expected[name]]}
 

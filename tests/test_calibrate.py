@@ -19,6 +19,7 @@ from onnx import TensorProto, helper, load, numpy_helper, save
 
 import calibrators
 from calibrators import TensorStatistics, load_statistics, save_statistics
+from calibrators.accumulate import add_batch
 from pipeline import activations, calibrate
 from pipeline.core.errors import InputError, ToolError
 from pipeline.core.ort import make_session
@@ -76,7 +77,7 @@ def expected(model: Path, x: Array, size: int = 4, tensors: Sequence[str] = TENS
         rows = [session.run(captured, {"x": row[None]}) for row in batch.feeds["x"]]
         values = {name: [row[k] for row in rows] for k, name in enumerate(captured)} | {"x": batch.feeds["x"]}
         for name in tensors:
-            result[name].update(values[name], batch.index)
+            add_batch(result[name], values[name], batch.index)
     return result
 
 
@@ -715,7 +716,7 @@ def test_histogram_density_counts_every_value_but_zeros() -> None:
 
     stats = TensorStatistics()
     x = np.maximum(np.random.default_rng(0).standard_normal(10_000), 0.0).astype(np.float32)
-    stats.update(x, 0)
+    add_batch(stats, x, 0)
     edges, share = density(stats)
     assert share.sum() == pytest.approx((x > 0).mean())
     assert (edges[0], edges[-1]) == (0.0, stats.amax)

@@ -12,6 +12,7 @@ import onnxruntime
 import pytest
 
 from calibrators import TensorStatistics, load_statistics
+from calibrators.accumulate import add_batch
 from pipeline import activations_cuda, calibrate
 from pipeline.core.errors import InputError, ToolError
 from pipeline.core.ort import make_session
@@ -62,7 +63,7 @@ def expected(model: Path, x: np.ndarray, size: int = 4, without: tuple[int, ...]
         if batch.index not in without:
             values = dict(zip(captured, session.run(captured, batch.feeds), strict=True)) | batch.feeds
             for name in TENSORS:
-                result[name].update(values[name], batch.index)
+                add_batch(result[name], values[name], batch.index)
     return result
 
 

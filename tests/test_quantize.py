@@ -13,6 +13,7 @@ from onnx import numpy_helper
 
 import calibrators
 from calibrators import TensorStatistics
+from calibrators.accumulate import add_batch
 from calibrators.cache import read_cache
 from pipeline.config import PlacementConfig
 from pipeline.core.errors import InputError
@@ -44,7 +45,7 @@ def statistics(model: Path, plan: PlacementPlan, batches: int = 3, seed: int = 0
     for index in range(batches):
         feeds = {"x": np.random.default_rng(seed + index).standard_normal((2, 16, 8, 8)).astype(np.float32)}
         for name, value in zip(plan.tensors, session.run(list(plan.tensors), feeds), strict=True):
-            found[name].update(value, index)
+            add_batch(found[name], value, index)
     return found
 
 
@@ -106,8 +107,8 @@ def test_merged_statistics_are_those_of_the_concatenation() -> None:
     for index in range(4):
         values = [random.standard_normal(500).astype(np.float32) * 10**k for k in range(3)]
         for part, value in zip(parts, values, strict=True):
-            part.update(value, index)
-        whole.update(np.concatenate(values), index)
+            add_batch(part, value, index)
+        add_batch(whole, np.concatenate(values), index)
     merged = merge_tensors(parts)
     assert np.array_equal(merged.bins, whole.bins)
     assert (merged.exponent, merged.minimum, merged.maximum) == (whole.exponent, whole.minimum, whole.maximum)
@@ -124,7 +125,7 @@ def point(tensor: str, **options: Any) -> ActivationPoint:
 
 def constant_statistics(value: float) -> TensorStatistics:
     stats = TensorStatistics()
-    stats.update(np.array([-value, value], np.float32), 0)
+    add_batch(stats, np.array([-value, value], np.float32), 0)
     return stats
 
 
@@ -154,7 +155,7 @@ def test_a_range_that_cuts_the_signal_off_is_warned_about() -> None:
     random = np.random.default_rng(6)
     stats = TensorStatistics()
     noise, signal = random.uniform(0.0, 0.045, 98_000), random.normal(0.33, 0.02, 1_700)
-    stats.update(np.concatenate([noise, signal]).astype(np.float32), 0)
+    add_batch(stats, np.concatenate([noise, signal]).astype(np.float32), 0)
     ranges, warnings = activation_ranges(
         [point("a")], {"a": stats}, calibrators.get("percentile", {"percentile": 90.0})
     )

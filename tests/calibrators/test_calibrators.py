@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import calibrators
 from calibrators import TensorStatistics, registry, resolve_amax, scale_of
+from calibrators.accumulate import add_batch
 from calibrators.divergence import divergences
 from calibrators.entropy import CANDIDATE_BINS, LOG2_LEVELS, least_divergence, resampled, spread_over_levels
 from calibrators.legacy import regression_cutoff
@@ -39,7 +40,7 @@ DATA = {
 def of(*batches: Array) -> TensorStatistics:
     statistics = TensorStatistics()
     for index, batch in enumerate(batches):
-        statistics.update(np.asarray(batch, np.float32), index)
+        add_batch(statistics, np.asarray(batch, np.float32), index)
     return statistics
 
 
@@ -92,8 +93,8 @@ def test_ema_by_hand() -> None:
 
 def test_moving_averages_follow_the_global_index_and_not_the_order_of_arrival() -> None:
     late, early = TensorStatistics(), TensorStatistics()
-    late.update(np.array([30.0], np.float32), 7)
-    early.update(np.array([10.0], np.float32), 2)
+    add_batch(late, np.array([30.0], np.float32), 7)
+    add_batch(early, np.array([10.0], np.float32), 2)
     for name in ("ema", "ema-percentile"):
         ordered = calibrators.get(name).amax(early.merge(late))
         assert ordered == calibrators.get(name).amax(late.merge(early)) < 15.0

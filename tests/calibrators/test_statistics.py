@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from calibrators import TensorStatistics, load_statistics, save_statistics
-from calibrators.accumulate import BatchAccumulator
+from calibrators.accumulate import BatchAccumulator, add_batch
 from calibrators.kernels import BLOCK
 from calibrators.statistics import BINS, MIN_EXPONENT, PERCENTILES
 from pipeline.core.errors import InputError
@@ -34,7 +34,7 @@ any_values = st.one_of(values32, values16)
 def of(*batches: Array, start: int = 0) -> TensorStatistics:
     statistics = TensorStatistics()
     for index, batch in enumerate(batches, start):
-        statistics.update(batch, index)
+        add_batch(statistics, batch, index)
     return statistics
 
 
@@ -136,7 +136,7 @@ def test_batch_sequences_depend_on_the_batch_alone(batches: list[Array]) -> None
 def test_a_batch_in_parts_is_the_batch(parts: list[Array], order: list[int]) -> None:
     shuffled = [parts[index] for index in order if index < len(parts)]
     statistics = TensorStatistics()
-    statistics.update(shuffled, 0)
+    add_batch(statistics, shuffled, 0)
     assert statistics == of(np.concatenate(parts))
 
 
@@ -202,7 +202,7 @@ def test_percentile_of_nothing_is_zero() -> None:
 def test_the_same_batch_twice_is_refused() -> None:
     a = of(np.ones(3, np.float32))
     with pytest.raises(InputError, match=r"batch 0 is in both statistics \(1 such in all\)") as caught:
-        a.update(np.ones(3, np.float32), 0)
+        add_batch(a, np.ones(3, np.float32), 0)
     assert "each batch in one pass only" in str(caught.value)
     assert a == of(np.ones(3, np.float32)), "a refused batch leaves the statistic as it was"
     with pytest.raises(InputError, match="batch 0 is in both"):
@@ -211,7 +211,7 @@ def test_the_same_batch_twice_is_refused() -> None:
 
 def test_integers_and_negative_indices_are_refused() -> None:
     with pytest.raises(InputError, match="need float16, float32 or float64 values, got int64"):
-        TensorStatistics().update(np.arange(3), 0)
+        add_batch(TensorStatistics(), np.arange(3), 0)
     with pytest.raises(InputError, match="batch index -1 is negative"):
         BatchAccumulator().statistics(-1)
 
@@ -263,7 +263,7 @@ def test_a_loaded_statistic_can_go_on(tmp_path: Path) -> None:
     first, second = np.array([1.0, 2.0], np.float32), np.array([300.0], np.float32)
     save_statistics(tmp_path / "c.npz", {"x": of(first)}, {})
     loaded = load_statistics(tmp_path / "c.npz")[0]["x"]
-    loaded.update(second, 1)
+    add_batch(loaded, second, 1)
     assert loaded == of(first, second)
 
 

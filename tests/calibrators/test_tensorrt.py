@@ -14,7 +14,7 @@ import pytest
 
 import calibrators
 from calibrators import TensorStatistics
-from calibrators.accumulate import BatchAccumulator
+from calibrators.accumulate import BatchAccumulator, add_batch
 from calibrators.cache import read_cache
 from calibrators.entropy import CANDIDATE_BINS, least_divergence
 from calibrators.protocol import Calibrator
@@ -87,7 +87,7 @@ class Measured:
         for batch in batched(select(source, chosen), 8, inputs):
             found = session.run([*tensors, "output"], batch.feeds)
             for name, value in zip(by_8, [batch.feeds["x"], *found], strict=True):
-                by_8[name].update(value, batch.index)
+                add_batch(by_8[name], value, batch.index)
                 self.histograms[name].update(value, float(by_8[name].batch_amax[-1]))
         by_32 = {
             name: replace(

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 import calibrators
 from calibrators import TensorStatistics
+from calibrators.accumulate import add_batch
 from pipeline.artifact import Artifact
 from pipeline.cli.drift import command
 from pipeline.compare.drift import compare_ranges, measure_drift
@@ -92,7 +93,7 @@ def test_the_same_data_has_not_moved(artifact: Path, tmp_path: Path) -> None:
 
 def statistics(values: np.ndarray) -> TensorStatistics:
     stats = TensorStatistics()
-    stats.update(values.astype(np.float32), 0)
+    add_batch(stats, values.astype(np.float32), 0)
     return stats
 
 

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 from calibrators import TensorStatistics
+from calibrators.accumulate import add_batch
 from pipeline.compare.histogram import clipped_values, expected_error
 
 
 def statistics(values: np.ndarray) -> TensorStatistics:
     stats = TensorStatistics()
-    stats.update(values.astype(np.float32), 0)
+    add_batch(stats, values.astype(np.float32), 0)
     return stats
 
 

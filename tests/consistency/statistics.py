@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from calibrators.accumulate import add_batch
 from calibrators.statistics import TensorStatistics
 
 NAMES = ("a", "b", "c")
@@ -19,5 +20,5 @@ def of_batches(batches: list[int] | range) -> dict[str, TensorStatistics]:
     result = {name: TensorStatistics() for name in NAMES}
     for batch in batches:
         for name in NAMES:
-            result[name].update(values(name, batch), batch)
+            add_batch(result[name], values(name, batch), batch)
     return result

@@ -7,6 +7,7 @@ import onnx
 import pytest
 
 import calibrators
+from calibrators.accumulate import add_batch
 from calibrators.statistics import TensorStatistics
 from pipeline.consistency.batches import spread, statistics_by_batch
 from pipeline.consistency.report import batches_text, write_batches
@@ -29,7 +30,7 @@ def by_batch() -> dict[int, dict[str, TensorStatistics]]:
         found[index] = {}
         for name, ranges in RANGES.items():
             statistics = TensorStatistics()
-            statistics.update(np.array([-ranges[index], 0.3 * ranges[index], 0.0], np.float32), index)
+            add_batch(statistics, np.array([-ranges[index], 0.3 * ranges[index], 0.0], np.float32), index)
             found[index][name] = statistics
     return found
 

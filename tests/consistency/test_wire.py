@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from calibrators.accumulate import add_batch
 from calibrators.statistics import TensorStatistics
 from pipeline.consistency.wire import digest_statistics, pack, unpack
 from pipeline.core.errors import ToolError
@@ -28,7 +29,7 @@ def test_every_bit_comes_back() -> None:
 )
 def test_degenerate_tensors(values: np.ndarray) -> None:
     statistics = TensorStatistics()
-    statistics.update(values, 3)
+    add_batch(statistics, values, 3)
     assert unpack(pack({"x": statistics}, ["x"]), ["x"]) == {"x": statistics}
 
 
@@ -39,7 +40,7 @@ def test_never_updated() -> None:
 @pytest.mark.parametrize("count", [255, 256, 65535, 65536, 2**31, 2**32, 2**33 + 5, 2**62])
 def test_counts_of_every_width(count: int) -> None:
     statistics = TensorStatistics()
-    statistics.update(np.ones(1, np.float32), 0)
+    add_batch(statistics, np.ones(1, np.float32), 0)
     statistics.bins *= count
     statistics.elements = count
     assert unpack(pack({"x": statistics}, ["x"]), ["x"]) == {"x": statistics}

@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 
 from calibrators import TensorStatistics, save_statistics
+from calibrators.accumulate import add_batch
 from pipeline import verify
 from pipeline.artifact import (
     CALIBRATION,
@@ -60,7 +61,7 @@ def make_artifact(
     statistics = {name: TensorStatistics() for name in net.amax}
     for batch in data:
         for name, values in reading(batch).items():
-            statistics[name].update(values, batch.index)
+            add_batch(statistics[name], values, batch.index)
     save_statistics(folder / CALIBRATION, statistics, {})
     result = verify.run(folder / FP32_MODEL, folder / INT8_MODEL, plan, data, folder=folder / "reports")
     (folder / "reports" / SAMPLES).rename(folder / SAMPLES)

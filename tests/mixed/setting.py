@@ -12,6 +12,7 @@ import onnx
 
 import calibrators
 from calibrators import Calibrator, TensorStatistics
+from calibrators.accumulate import add_batch
 from pipeline import prepare
 from pipeline.config import PlacementConfig
 from pipeline.core.ort import make_session
@@ -74,7 +75,7 @@ def set_up(
     for batch in batches_of(data):
         values = dict(zip(names, session.run(None, batch.feeds), strict=True)) | batch.feeds
         for name in plan.tensors:
-            statistics[name].update(values[name], batch.index)
+            add_batch(statistics[name], values[name], batch.index)
     return Setting(
         model,
         statistics,

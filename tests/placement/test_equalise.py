@@ -11,6 +11,7 @@ import pytest
 
 import calibrators
 from calibrators import TensorStatistics
+from calibrators.accumulate import add_batch
 from pipeline import quantize
 from pipeline.config import PlacementConfig
 from pipeline.core.ort import make_session
@@ -51,7 +52,7 @@ def int8_graph(model: Path, feeds: list[Feeds], folder: Path) -> Path:
     statistics = {name: TensorStatistics() for name in plan.tensors}
     for index, feed in enumerate(feeds):
         for name, value in zip(plan.tensors, session.run(list(plan.tensors), feed), strict=True):
-            statistics[name].update(value, index)
+            add_batch(statistics[name], value, index)
     minmax = calibrators.get("minmax")
     return quantize.run(model, plan, statistics, minmax, folder=folder, config=CONFIG).model_path
 

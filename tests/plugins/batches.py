@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from calibrators import TensorStatistics
+from calibrators.accumulate import add_batch
 from plugins.statistics import DeviceArray
 
 Array = np.ndarray
@@ -16,7 +17,7 @@ def on_cpu(batches: Sequence[Sequence[Array]]) -> list[TensorStatistics]:
     result = [TensorStatistics() for _ in batches[0]]
     for index, arrays in enumerate(batches):
         for stats, array in zip(result, arrays, strict=True):
-            stats.update(array, index)
+            add_batch(stats, array, index)
     return result
 
 

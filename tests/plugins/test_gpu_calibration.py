@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calibrators import TensorStatistics
+from calibrators import TensorStatistics, accumulate
 from scripts import gpu_calibration
 from scripts.gpu_calibration import BITS_BATCH, Clock, Model, bits, device_seconds, kernel, passes
 from tests.plugins import fake_cuda
@@ -40,7 +40,7 @@ def test_kernel_and_passes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         assert {mode: len(each) for mode, each in timed["all"].items()} == {
             "plain": 3, "captured": 3, "with statistics": 3,
         }, "no budget is left: the least number of rounds"  # fmt: skip
-        monkeypatch.setattr("calibrators.TensorStatistics.update", lambda *_: None)
+        monkeypatch.setattr("calibrators.accumulate.add_batch", lambda *_: None)
         assert kernel(model, 2, clock)["different"] == tensors
     finally:
         model.close()
@@ -51,13 +51,13 @@ def test_bits(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     path, tensors, x = network(folder), list(TENSORS), data(3 * BITS_BATCH)
     assert bits(path, tensors, x, Clock(1.0))["different"] == []
     assert f"{len(tensors)} tensors, the same bits as on the CPU" in capsys.readouterr().out
-    right = TensorStatistics.update
+    right = accumulate.add_batch
 
-    def forgetful(self: TensorStatistics, values: np.ndarray, index: int) -> None:
+    def forgetful(statistics: TensorStatistics, values: np.ndarray, index: int) -> None:
         if index != 4:
-            right(self, values, index)
+            right(statistics, values, index)
 
-    monkeypatch.setattr(TensorStatistics, "update", forgetful)
+    monkeypatch.setattr(accumulate, "add_batch", forgetful)
     assert bits(path, tensors, x, Clock(1.0))["different"] == tensors
     assert f"{len(tensors)} tensors DIFFER, such as {tensors[0]!r}" in capsys.readouterr().out
 
