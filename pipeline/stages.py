@@ -187,7 +187,7 @@ class Build:
             )
             files = self.files(model, quantized, built, verified)
             if mixed is not None:
-                record = search.recorded(mixed, record)
+                record = search.recorded(mixed, record, verified)
                 files.update(search.files(mixed))
             done = package.run(files, record, folder=self.out, progress=self.progress)
             self.runner.prune()

@@ -22,6 +22,8 @@ class OutputFigures(Record):
     relative_l2_max: float | None = None
     cosine_mean: float | None = None
     cosine_min: float | None = None
+    sqnr_db: float | None = None
+    """10 log10(Σ‖fp32‖² / Σ‖fp32 − int8‖²) over all samples, at most 200; None: not floating point, or all zero."""
     agreement: float | None = None
     """Share of samples (of steps, for a sequence of classes) whose arg-max along the last axis is the same."""
     max_abs: float | None = None

@@ -17,10 +17,12 @@ if TYPE_CHECKING:
 
     from pipeline.errors.capture import Arrays
 
-__all__ = ["OutputErrors", "TopOne", "class_scores"]
+__all__ = ["LARGEST_SQNR_DB", "OutputErrors", "TopOne", "class_scores", "decibels"]
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 Floats: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
+
+LARGEST_SQNR_DB = 200.0
 
 
 def class_scores(values: Array, samples: int) -> Array | None:
@@ -37,6 +39,11 @@ def class_scores(values: Array, samples: int) -> Array | None:
     return values.reshape(samples, -1, values.shape[-1])
 
 
+def decibels(signal: float, noise: float) -> float:
+    """SQNR of two energies, ``signal`` above 0, at most 200."""
+    return min(LARGEST_SQNR_DB, 10.0 * float(np.log10(signal / noise))) if noise > 0 else LARGEST_SQNR_DB
+
+
 class OutputErrors:
     """Relative L2, cosine, absolute error and agreement of one output over all samples.
 
@@ -50,6 +57,7 @@ class OutputErrors:
         self._samples: list[int] = []
         self._values: dict[str, list[Floats]] = {key: [] for key in ("relative_l2", "cosine", "max_abs", PEAK)}
         self._agree: list[float] = []
+        self._energy = [0.0, 0.0]
         self._different_shape: tuple[int, tuple[int, ...], tuple[int, ...]] | None = None
 
     def add(self, samples: Sequence[int], reference: Array, other: Array) -> None:
@@ -64,6 +72,8 @@ class OutputErrors:
         if reference.dtype.kind in "iub":
             self._agree.extend([float((reference == other).mean())] * len(samples))
             return
+        self._energy[0] += float(sums.reference_square.sum())
+        self._energy[1] += float(sums.difference_square.sum())
         scores, other_scores = class_scores(reference, len(samples)), class_scores(other, len(samples))
         if scores is not None and other_scores is not None:
             self._agree.extend((scores.argmax(axis=2) == other_scores.argmax(axis=2)).mean(axis=1).tolist())
@@ -85,6 +95,7 @@ class OutputErrors:
             relative_l2_max=float(relative.max()) if relative.size else None,
             cosine_mean=float(cosine.mean()) if cosine.size else None,
             cosine_min=float(cosine.min()) if cosine.size else None,
+            sqnr_db=decibels(*self._energy) if self._energy[0] > 0 else None,
             agreement=float(np.mean(self._agree)) if len(self._agree) == count else None,
             max_abs=judged.max_abs,
             max_abs_sample=self._samples[judged.worst],

@@ -15,6 +15,7 @@ from pipeline.core.files import sha256_file, sha256_json
 from pipeline.mixed import stage
 from pipeline.mixed.choosing import choose, point_plan
 from pipeline.mixed.samples import Parts, parted, spread
+from pipeline.mixed.verified import missed_as_verified, verified_figures
 from pipeline.provenance import installed_versions
 from pipeline.runner import code_digest
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from pipeline.quantize import QuantizeResult
     from pipeline.runner import Finished
     from pipeline.stages import Build, FloatModel
+    from pipeline.verify import VerifyResult
 
 __all__ = ["MixedBuild", "manifest_entry", "stored_target"]
 
@@ -188,25 +190,46 @@ class MixedBuild:
         """Name in the artifact -> where the search left it."""
         return {f"reports/{name}": found.result.folder / name for name in (stage.PARETO_JSON, stage.PARETO_PNG)}
 
-    def recorded(self, found: Finished[stage.MixedResult], manifest: Manifest) -> Manifest:
+    def recorded(
+        self, found: Finished[stage.MixedResult], manifest: Manifest, verified: Finished[VerifyResult]
+    ) -> Manifest:
         """``manifest`` with the table and the point that was built, and with warnings about them."""
         result, asked = found.result, self.build.config.mixed.choose
-        point = result.point(asked)
         warnings = [self.parts.note] if self.parts.note else []
-        if not point.meets:
-            warnings.append(
-                f"{result.sentence()}"
-                if asked is None
-                else f"point {asked} was asked for: {result.target.describe(point.figures)}, and not {result.target}"
-            )
-        elif point.unseen is not None and not result.target.met(point.unseen):
-            warnings.append(
-                f"{result.target.describe(point.unseen)} on the {point.unseen.samples} held-aside samples that the "
-                f"search never saw, {result.target.describe(point.figures)} on the {point.figures.samples} that it "
-                f"judged by; the target is {result.target}"
-            )
-        entry = manifest_entry(result, asked, found.seconds)
+        warnings += self._misses(result, verified.result)
+        for text in warnings:
+            if text != result.sentence():  # the search said it
+                self.build.progress.warn(text)
+        figures = verified_figures(verified.result)
+        entry = {
+            **manifest_entry(result, asked, found.seconds),
+            "verified": {**figures.model_dump(mode="json"), "meets": result.target.met(figures)},
+        }
         return manifest.model_copy(update={"mixed": entry, "warnings": (*manifest.warnings, *warnings)})
+
+    def _misses(self, result: stage.MixedResult, verified: VerifyResult) -> Iterator[str]:
+        """Where the point that was built misses the target: by what it was judged by, on other samples, as verified."""
+        asked, target = self.build.config.mixed.choose, result.target
+        point = result.point(asked)
+        if not point.meets:
+            yield (
+                result.sentence()
+                if asked is None
+                else f"point {asked} was asked for: {target.describe(point.figures)}, and not {target}"
+            )
+            return
+        figures = verified_figures(verified)
+        unseen = point.unseen
+        if unseen is None and self.parts.unseen:  # only the first point and the taken one are measured on them
+            unseen = figures
+        if unseen is not None and not target.met(unseen):
+            yield (
+                f"{target.describe(unseen)} on the {unseen.samples} held-aside samples that the "
+                f"search never saw, {target.describe(point.figures)} on the {point.figures.samples} that it "
+                f"judged by; the target is {target}"
+            )
+        elif missed := missed_as_verified(target, figures, unseen or point.figures):
+            yield missed
 
 
 def manifest_entry(result: stage.MixedResult, number: int | None, seconds: float) -> dict[str, Any]:

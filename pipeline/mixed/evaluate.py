@@ -14,7 +14,7 @@ import numpy as np
 from pipeline.core.errors import CheckFailed, InputError
 from pipeline.core.files import write_json
 from pipeline.errors.capture import OrtReading, micro_batches
-from pipeline.errors.outputs import TopOne, class_scores
+from pipeline.errors.outputs import TopOne, class_scores, decibels
 from pipeline.errors.streaming import compared
 from pipeline.mixed.target import Figures
 
@@ -34,7 +34,6 @@ _KEPT_BYTES = 512 << 20
 _AT_ONCE = 2
 """Samples computed at a time. Their activations stay near the caches: on two cores EfficientNet-Lite0 takes two thirds
 of the time that 8 at a time take."""
-_LARGEST_SQNR_DB = 200.0
 
 
 class Memory:
@@ -176,7 +175,7 @@ class Evaluator:
                 f"no output of the network can be compared: {', '.join(map(repr, self.outputs))}",
                 remedy="a search needs an output of floating-point values whose shape does not depend on the data",
             )
-        ratios = [_decibels(signal[name], noise[name]) for name in self.outputs if signal[name] > 0]
+        ratios = [decibels(signal[name], noise[name]) for name in self.outputs if signal[name] > 0]
         return Figures(
             sqnr_db=min(ratios),
             agreement=float(np.mean(agreed)) if len(agreed) == self.samples else None,
@@ -184,7 +183,3 @@ class Evaluator:
             top1_fp32=top.reference if top else None,
             samples=self.samples,
         )
-
-
-def _decibels(signal: float, noise: float) -> float:
-    return min(_LARGEST_SQNR_DB, 10.0 * float(np.log10(signal / noise))) if noise > 0 else _LARGEST_SQNR_DB

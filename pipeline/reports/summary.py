@@ -103,12 +103,23 @@ def _mixed(entry: dict[str, Any]) -> list[str]:
         f"Target: {entry['text']}{reached}. Points are judged on {entry['check_samples']} held-aside samples.{unseen}",
         f"The bold one was built, with {_count(len(entry['restored']), 'node')} back in float and "
         f"{_count(entry['repairs'], 'repair')}; "
-        "`--choose` builds another. All of it is in `pareto.json`, the picture in `pareto.png`.",
+        "`--choose` builds another. All of it is in `pareto.json`, the picture in `pareto.png`." + _as_verified(entry),
         "",
         *_table(table.header, rows),
         "",
         "\\* nothing measured is faster and as accurate",
     ]
+
+
+def _as_verified(entry: dict[str, Any]) -> str:
+    """The graph that was built, in the target's figure, by the verification and not by the search."""
+    from pipeline.mixed.target import Figures, Target
+
+    if "verified" not in entry:  # an earlier version wrote it
+        return ""
+    target, figures = Target.model_validate(entry["target"]), dict(entry["verified"])
+    meets = "meets" if figures.pop("meets") else "misses"
+    return f" As verified it {meets} the target: {target.describe(Figures.model_validate(figures))}."
 
 
 def _output_cells(output: OutputFigures) -> tuple[str, ...]:

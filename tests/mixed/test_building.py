@@ -97,6 +97,12 @@ def searched(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+def _unseen(x: np.ndarray[Any, Any]) -> list[int]:
+    """Every other of the samples that are left when 20 evenly spaced ones calibrate."""
+    calibrated = {number * len(x) // 20 for number in range(20)}
+    return [number for number in range(len(x)) if number not in calibrated][1::2]
+
+
 def test_the_artifact_meets_the_target_and_says_how(inputs: Path, searched: Path) -> None:
     artifact = Artifact.open(searched)
     assert artifact.differences() == []
@@ -119,7 +125,13 @@ def test_the_artifact_meets_the_target_and_says_how(inputs: Path, searched: Path
     x = np.load(inputs / "data.npz")["x"]
     assert sqnr(searched, x[20:]) > 31.5
     assert sqnr(searched, x[numbers]) > 28
-    assert "## Mixed precision" in artifact.path("reports/summary.md").read_text()
+    summary = artifact.path("reports/summary.md").read_text()
+    assert "## Mixed precision" in summary
+    verified = entry["verified"]
+    assert verified["sqnr_db"] == pytest.approx(sqnr(searched, x[_unseen(x)]), abs=1e-3)
+    assert verified["samples"] == 20
+    meets = "meets" if verified["meets"] else "misses"
+    assert f"As verified it {meets} the target: SQNR {verified['sqnr_db']:.2f} dB." in summary
 
 
 def test_explain_says_that_the_search_gave_nodes_back(inputs: Path, searched: Path) -> None:
