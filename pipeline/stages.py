@@ -1,52 +1,38 @@
-"""A build from the first stage to the last, each run through :class:`pipeline.runner.StageRunner`.
+"""A build from the first stage to the last: their order, what is said of it, and what goes into the artifact.
 
-Nothing of a stage's work is here: only the order, what each one's result depends on (its cache key) and how one stage's
-result becomes the next one's input.
+How each stage is run is in :mod:`pipeline.stage_runs`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from itertools import islice
-from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from pipeline import artifact as layout
 from pipeline import package
-from pipeline.artifact import WORK, Artifact, engine_folder
+from pipeline.artifact import Artifact, engine_folder
 from pipeline.combinations import check_options, idle_for_model
-from pipeline.config import check_profiles, stated_inputs, validated
+from pipeline.config import check_profiles, stated_inputs
 from pipeline.core.errors import CheckFailed, InputError
-from pipeline.core.files import sha256_file
 from pipeline.core.progress import SILENT, Progress
-from pipeline.engine.profiles import Request, samples_outside
-from pipeline.engine.records import BuildOptions
-from pipeline.provenance import installed_versions, manifest
-from pipeline.records import StageResult
-from pipeline.runner import Finished, StageRunner
+from pipeline.engine.profiles import samples_outside
+from pipeline.provenance import manifest
+from pipeline.stage_runs import EQUALISED, FloatModel, StageRuns
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
-    from calibrators import Calibrator
     from pipeline.build import BuildResult
-    from pipeline.calibrate import CalibrationResult
     from pipeline.config import BuildConfig
-    from pipeline.data import Batch, DataSource, Split
-    from pipeline.export import ExportResult
     from pipeline.mixed import Target
     from pipeline.placement import PlacementPlan
     from pipeline.prepare import PrepareResult
     from pipeline.quantize import QuantizeResult
-    from pipeline.records import TensorSpec
+    from pipeline.runner import Finished
     from pipeline.verify import VerifyResult
 
-__all__ = ["Build", "FloatModel", "build", "installed_versions"]
+__all__ = ["Build", "build"]
 
-R = TypeVar("R", bound=StageResult)
-
-_PREPARE_SAMPLES = 2
-_EQUALISED = "channels equalised"
 _FAR = 0.1
 """Relative L2 of an output: MiniLM has 0.16 without and 0.07 with equalised channels."""
 _FEW = 0.1
@@ -78,34 +64,13 @@ def build(
     return Build(config, force=force, fresh=fresh, progress=progress).run(targets)
 
 
-@dataclass(frozen=True)
-class FloatModel:
-    """The float model that is quantised: the prepared one, or its form with equalised channels."""
-
-    path: Path
-    files: Mapping[str, str]
-    """SHA-256 by name, beside :attr:`path`."""
-    statistics: Path
-    """Of its activations."""
-    inputs: tuple[TensorSpec, ...]
-
-    @classmethod
-    def of(cls, prepared: Finished[PrepareResult], calibrated: Finished[CalibrationResult]) -> FloatModel:
-        result = prepared.result
-        return cls(result.model_path, prepared.files, calibrated.result.statistics_path, result.inputs)
-
-
-class Build:
+class Build(StageRuns):
     """One build: the configuration and what the stages have produced so far."""
 
     def __init__(self, config: BuildConfig, *, force: bool, fresh: bool, progress: Progress) -> None:
-        self.config = config
+        super().__init__(config, progress=progress)
         self.force = force
-        self.progress = progress
         self.fresh = fresh
-        self.out = config.out.absolute()
-        self.runner = StageRunner(self.out / WORK, progress)
-        self.engine_options: BuildOptions = validated(BuildOptions, config.engine, origin="engine options")
 
     def run(self, targets: Sequence[str] | None = None) -> Artifact:
         """As :func:`build`, with its ``targets``."""
@@ -137,7 +102,7 @@ class Build:
             said = doubts + idle_for_model(
                 self.config,
                 prequantized=plan.prequantized,
-                equalised=any(change.kind == _EQUALISED for change in prepared.result.changes),
+                equalised=any(change.kind == EQUALISED for change in prepared.result.changes),
                 opset=exported.result.opset,
             )
             cache = self.engine_options.calibration_cache
@@ -274,269 +239,6 @@ class Build:
 
         return doubts(*config.mixed.layer_times)
 
-    def export(self) -> Finished[ExportResult]:
-        from pipeline import export
-
-        config = self.config
-        path = Path(config.model)
-        inputs = {
-            "model": config.model,
-            "file": sha256_file(path) if path.is_file() else None,
-            "directory": str(Path.cwd()),
-            "inputs": [spec.model_dump(mode="json") for spec in config.inputs],
-            "profiles": [str(profile) for profile in config.profiles],
-            "opset": config.opset,
-            "tools": installed_versions(("torch", "onnx", "onnxscript")),
-        }
-        return self.runner.run(
-            "export",
-            export.ExportResult,
-            inputs,
-            lambda folder: export.run(
-                config.model,
-                inputs=config.inputs,
-                profiles=config.profiles,
-                opset=config.opset,
-                folder=folder,
-                progress=self.progress,
-            ),
-        )
-
-    def data(self, exported: ExportResult) -> tuple[DataSource, Split]:
-        from pipeline.data import open_source, split_source
-
-        config = self.config
-        source = open_source(config.data, exported.inputs, config.preprocess)
-        labelled = config.labels is not None
-        chosen = split_source(
-            source, exported.inputs, samples=config.samples, verify=config.verify_samples, labelled=labelled
-        )
-        for text in chosen.notes:
-            self.progress.warn(text)
-        return source, chosen
-
-    def batches(
-        self, source: DataSource, numbers: frozenset[int], inputs: Sequence[TensorSpec], *, limit: int | None = None
-    ) -> Iterator[Batch]:
-        from pipeline.data import batched, select
-
-        stream = select(source, numbers)
-        return batched(islice(stream, limit) if limit else stream, self.config.batch_size, inputs)
-
-    def prepare(self, exported: Finished[ExportResult], source: DataSource, split: Split) -> Finished[PrepareResult]:
-        from pipeline import prepare
-        from pipeline.data import static_batch
-
-        def action(folder: Path) -> PrepareResult:
-            count = max(_PREPARE_SAMPLES, static_batch(exported.result.inputs) or 1)
-            few = self.batches(source, split.calibration, exported.result.inputs, limit=count)
-            result = prepare.run(
-                exported.result.model_path,
-                folder=folder,
-                sample_feeds=[batch.feeds for batch in few],
-                progress=self.progress,
-            )
-            return _read_from(result, source)
-
-        inputs = {
-            "model": exported.files,
-            "data": source.key(),
-            "tools": installed_versions(("onnx", "onnx-ir", "onnxscript", "onnxruntime")),
-        }
-        return self.runner.run("prepare", prepare.PrepareResult, inputs, action)
-
-    def equalise(self, prepared: Finished[PrepareResult], source: DataSource, split: Split) -> Finished[PrepareResult]:
-        """The prepared model with equalised channels, which computes the same."""
-        from pipeline.placement import equalise
-        from pipeline.prepare import Change, PrepareResult
-
-        def action(folder: Path) -> PrepareResult:
-            done = equalise.run(
-                prepared.result.model_path,
-                self.batches(source, split.calibration, prepared.result.inputs),
-                folder=folder,
-                config=self.config.placement,
-                progress=self.progress,
-            )
-            change = Change(kind=_EQUALISED, where=tuple(tensor.tensor for tensor in done.tensors))
-            changes = (*prepared.result.changes, *((change,) if change.where else ()))
-            return _read_from(prepared.result.model_copy(update={"changes": changes}), source)
-
-        inputs = {
-            "model": prepared.files,
-            "placement": self.config.placement.model_dump(mode="json"),
-            "data": source.key(),
-            "samples": sorted(split.calibration),
-            "tools": installed_versions(("numpy", "onnx", "onnx-ir", "onnxruntime")),
-        }
-        return self.runner.run("equalise", PrepareResult, inputs, action)
-
-    def plan(self, prepared: Finished[PrepareResult]) -> PlacementPlan:
-        from pipeline.placement import make_plan
-
-        return make_plan(prepared.result.model_path, self.config.placement)
-
-    def calibrate(
-        self, prepared: Finished[PrepareResult], plan: PlacementPlan, source: DataSource, split: Split
-    ) -> Finished[CalibrationResult]:
-        from pipeline import calibrate
-        from pipeline.data.batching import noting_shapes
-
-        config = self.config
-        tensors = plan.tensors
-        if config.calibration is not None:
-            taken = config.calibration
-            return self.runner.run(
-                "calibrate",
-                calibrate.CalibrationResult,
-                {"taken": sha256_file(taken), "tensors": list(tensors), "model": prepared.files},
-                lambda folder: calibrate.take(
-                    taken, tensors, model=prepared.result.model_path, folder=folder, progress=self.progress
-                ),
-            )
-        inputs = {
-            "model": prepared.files,
-            "tensors": list(tensors),
-            "data": source.key(),
-            "samples": sorted(split.calibration),
-            "batch_size": config.batch_size,
-            "on_nonfinite": config.on_nonfinite,
-            "device": config.device,
-            "tools": installed_versions(("numpy", "numba", "onnxruntime")),
-        }
-
-        def action(folder: Path) -> CalibrationResult:
-            seen: dict[Request, int] = {}
-            result = calibrate.run(
-                prepared.result.model_path,
-                tensors,
-                noting_shapes(self.batches(source, split.calibration, prepared.result.inputs), seen),
-                folder=folder,
-                on_nonfinite=config.on_nonfinite,
-                device=config.device,
-                progress=self.progress,
-                total=len(split.calibration),
-                data_key=source.key(),
-            )
-            return _read_from(result.model_copy(update={"shapes": tuple(seen.items())}), source)
-
-        return self.runner.run("calibrate", calibrate.CalibrationResult, inputs, action, resumes=True)
-
-    def split_of_taken(
-        self, split: Split, source: DataSource, calibrated: CalibrationResult
-    ) -> tuple[Split, tuple[str, ...]]:
-        """``split`` where statistics were taken from a file, and a warning where nobody knows what is held aside.
-
-        Samples are spaced by their number alone, so an equal number of samples of the same data is the same samples.
-        """
-        if self.config.calibration is None or not split.held_aside:
-            return split, ()
-        if calibrated.data == (source.key(),) and calibrated.samples == len(split.calibration):
-            return split, ()
-        return replace(split, held_aside=False), (
-            f"which samples {self.config.calibration} is of is not known ({calibrated.samples} of them): those "
-            "verified on may be among them, and the figures then flatter; with its own data and number of --samples it "
-            "is known",
-        )
-
-    def quantize(
-        self,
-        prepared: Finished[PrepareResult],
-        plan: PlacementPlan,
-        calibrated: Finished[CalibrationResult],
-        calibrator: Calibrator,
-    ) -> Finished[QuantizeResult]:
-        from calibrators.statistics import load_statistics
-        from pipeline import quantize
-
-        def action(folder: Path) -> QuantizeResult:
-            statistics, _ = load_statistics(calibrated.result.statistics_path)
-            return quantize.run(
-                prepared.result.model_path,
-                plan,
-                statistics,
-                calibrator,
-                folder=folder,
-                config=self.config.placement,
-                progress=self.progress,
-            )
-
-        inputs = {
-            "model": prepared.files,
-            "statistics": calibrated.files,
-            "plan": plan.model_dump(mode="json"),
-            "placement": self.config.placement.model_dump(mode="json"),
-            "calibrator": {"name": calibrator.name, "params": dict(calibrator.params)},
-            "tools": installed_versions(("numpy", "numba", "onnx", "onnx-ir")),
-        }
-        return self.runner.run("quantize", quantize.QuantizeResult, inputs, action)
-
-    def compile(self, quantized: Finished[QuantizeResult], target: str) -> Finished[BuildResult]:
-        from pipeline import build as stage
-        from pipeline.engine.device import describe_device
-        from pipeline.engine.probe import probe
-
-        inputs = {
-            "model": quantized.files[layout.INT8_MODEL],
-            "target": target,
-            "options": self.engine_options.model_dump(mode="json"),
-            "version": probe(target).version,
-            "card": str(describe_device()) if target == "tensorrt" else None,
-            "profiles": [str(profile) for profile in self.config.profiles],
-        }
-        return self.runner.run(
-            f"build-{target}",
-            stage.BuildResult,
-            inputs,
-            lambda folder: stage.run(
-                quantized.result.folder / layout.INT8_MODEL,
-                target=target,
-                profiles=self.config.profiles,
-                folder=folder,
-                options=self.engine_options,
-                progress=self.progress,
-            ),
-        )
-
-    def verify(
-        self,
-        model: FloatModel,
-        quantized: Finished[QuantizeResult],
-        plan: PlacementPlan,
-        source: DataSource,
-        samples: frozenset[int],
-        labels: Mapping[int, int] | None,
-        *,
-        held_aside: bool,
-    ) -> Finished[VerifyResult]:
-        from pipeline import verify
-
-        def action(folder: Path) -> VerifyResult:
-            result = verify.run(
-                model.path,
-                quantized.result.folder / layout.INT8_MODEL,
-                plan,
-                self.batches(source, samples, model.inputs),
-                folder=folder,
-                labels=labels,
-                held_aside=held_aside,
-                progress=self.progress,
-                total=len(samples),
-            )
-            return _read_from(result, source)
-
-        inputs = {
-            "fp32": model.files,
-            "int8": quantized.files[layout.INT8_MODEL],
-            "plan": plan.model_dump(mode="json"),
-            "data": source.key(),
-            "samples": sorted(samples),
-            "batch_size": self.config.batch_size,
-            "labels": sha256_file(self.config.labels) if self.config.labels else None,
-            "tools": installed_versions(("numpy", "onnxruntime", "seaborn", "matplotlib")),
-        }
-        return self.runner.run("verify", verify.VerifyResult, inputs, action)
-
     def files(
         self,
         model: FloatModel,
@@ -555,8 +257,3 @@ class Build:
         for name in verified.files:
             files[name if name == layout.SAMPLES else f"reports/{name}"] = verified.result.folder / name
         return files
-
-
-def _read_from(result: R, source: DataSource) -> R:
-    """The result with the files that a user's data callable opened as dependencies, so that an edit is noticed."""
-    return result.model_copy(update={"dependencies": (*result.dependencies, *source.dependencies)})

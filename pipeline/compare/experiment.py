@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipeline import stages
 from pipeline.compare.archive import read_arrays
 from pipeline.compare.bootstrap import CONFIDENCE, RESAMPLES
 from pipeline.compare.doubt import almost_zero_outputs
@@ -39,6 +38,7 @@ from pipeline.compare.task import FileSet, Task
 from pipeline.compare.variants import expand
 from pipeline.compare.workers import open_workers
 from pipeline.core.progress import SILENT, Progress
+from pipeline.provenance import installed_versions
 from pipeline.runner import Finished, StageRunner
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def run_experiment(
         setting, calibration_samples = preparation.setting()
         shifts = planned_shifts(config.shift_sigma, config.shift_draws, config.shift_images)
         cache = StageRunner(preparation.runner.work, SILENT)
-        tasks = TaskRunner(cache, workers, stages.installed_versions(_TOOLS), progress)
+        tasks = TaskRunner(cache, workers, installed_versions(_TOOLS), progress)
         options = preparation.build.engine_options
         engines = EngineBuilder(setting, preparation.runner, options, progress) if on_card else None
         evaluation = _Evaluation(setting, tasks, engines)
@@ -238,7 +238,7 @@ def _outcome(
         },
         "config": config.model_dump(mode="json"),
         "seeds": {"experiment": config.seed, "shift_draws": config.shift_draws},
-        "tools": stages.installed_versions((*_TOOLS, "torch", "ray", "quantize-trt")),
+        "tools": installed_versions((*_TOOLS, "torch", "ray", "quantize-trt")),
         "bootstrap": {"resamples": RESAMPLES, "confidence": CONFIDENCE},
         "score": score.figure,
         "recommendation": recommendation.model_dump(mode="json"),

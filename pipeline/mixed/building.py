@@ -18,6 +18,7 @@ from pipeline.mixed.samples import Parts, parted, spread
 from pipeline.mixed.verified import missed_as_verified, verified_figures
 from pipeline.provenance import installed_versions
 from pipeline.runner import code_digest
+from pipeline.stage_runs import FloatModel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from pipeline.prepare import PrepareResult
     from pipeline.quantize import QuantizeResult
     from pipeline.runner import Finished
-    from pipeline.stages import Build, FloatModel
+    from pipeline.stage_runs import StageRuns
     from pipeline.verify import VerifyResult
 
 __all__ = ["MixedBuild", "manifest_entry", "stored_target"]
@@ -48,7 +49,7 @@ class MixedBuild:
 
     def __init__(
         self,
-        build: Build,
+        build: StageRuns,
         prepared: Finished[PrepareResult],
         plan: PlacementPlan,
         calibrated: Finished[CalibrationResult],
@@ -150,7 +151,6 @@ class MixedBuild:
         """
         from calibrators.statistics import load_statistics
         from pipeline.quantize import QuantizeResult
-        from pipeline.stages import FloatModel
 
         config, number = self.build.config.placement, self.build.config.mixed.choose
         result = found.result
