@@ -162,6 +162,26 @@ def test_a_warning_is_told_once(tmp_path: Path) -> None:
     assert len([text for text in warnings if text.startswith("r1: all")]) == 1
 
 
+@pytest.mark.parametrize("together", [True, False])
+def test_a_warning_in_a_terminal_comes_once(
+    together: bool, tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one place with standard error it is counted; in a file of its own the summary has it too."""
+    monkeypatch.setattr("pipeline.cli.build.same_stream", lambda: together)
+    convolutions(tmp_path / "m.onnx")
+    np.save(tmp_path / "d.npy", np.random.default_rng(1).standard_normal((24, 3, 16, 12)).astype(np.float32))
+    found = built(tmp_path / "m.onnx", tmp_path / "d.npy", tmp_path / "out", profile=BIG)
+    assert found.exit_code == 0, found.output
+    text = "18 of 18 calibration samples have shapes that no profile allows"
+    assert text in found.stderr
+    shown = " ".join(found.stdout.split())
+    assert (text in shown) != together
+    assert (f"1 warning above, also in {tmp_path / 'out' / 'reports' / 'summary.md'}" in shown) == together
+    # What an earlier run said and this one did not is shown.
+    again = built(tmp_path / "m.onnx", tmp_path / "d.npy", tmp_path / "out", "--name", "other", profile=BIG)
+    assert len([line for line in again.output.splitlines() if text in " ".join(line.split())]) == 2 - together
+
+
 @pytest.mark.parametrize(
     ("text", "where"),
     [

@@ -10,11 +10,13 @@ import click
 from pipeline.cli.calibrator_options import calibrator_options, parameters_from
 from pipeline.cli.common import (
     JsonCommand,
+    RememberingProgress,
     console,
     make_progress,
     output_options,
     preprocess_option,
     print_json,
+    same_stream,
     user_errors,
 )
 from pipeline.cli.engine_options import engine_options, options_from
@@ -113,7 +115,7 @@ def command(
     **flags: Any,
 ) -> None:
     """Take MODEL (.onnx, package.module:callable, file.py:callable) and calibration data to a verified artifact."""
-    progress = make_progress(quiet=quiet, verbose=verbose)
+    progress = RememberingProgress(make_progress(quiet=quiet, verbose=verbose))
     engine = options_from(flags)
     if artifact is not None:
         _compile(
@@ -138,12 +140,12 @@ def command(
         done = build(config, force=force, fresh=fresh, targets=targets, progress=progress)
     except CheckFailed as error:
         if "artifact" in error.figures and not as_json and not quiet:
-            print_summary(Artifact.open(Path(error.figures["artifact"])))
+            print_summary(Artifact.open(Path(error.figures["artifact"])), warned=progress.warned)
         raise
     if as_json:
         print_json({"artifact": str(done.folder), **done.manifest.model_dump(mode="json")})
     elif not quiet:
-        print_summary(done)
+        print_summary(done, warned=progress.warned)
 
 
 def _compile(
@@ -277,8 +279,12 @@ def _over(value: Any, given: Mapping[Any, Any]) -> Any:
     return {**(value or {}), **given} if value is None or isinstance(value, dict) else value
 
 
-def print_summary(artifact: Artifact) -> None:
-    """The figures, the engines and where to look."""
+def print_summary(artifact: Artifact, *, warned: Collection[str]) -> None:
+    """The figures, the engines, warnings and where to look.
+
+    Args:
+        warned: warnings that standard error had already; where both streams go to one place they are only counted.
+    """
     from pipeline.cli.inspect import summary_table, targets_table
 
     out = console()
@@ -286,7 +292,13 @@ def print_summary(artifact: Artifact) -> None:
     print_table(out, targets_table(artifact.manifest))
     if artifact.manifest.mixed:
         print_table(out, mixed_table(artifact.manifest.mixed))
-    for warning in artifact.manifest.warnings:
-        out.print("warning: " + warning, style="yellow", markup=False)
+    warnings = artifact.manifest.warnings
+    again = [text for text in warnings if text in warned] if same_stream() else []
+    for warning in warnings:
+        if warning not in again:
+            out.print("warning: " + warning, style="yellow", markup=False)
+    if again:
+        count = "1 warning" if len(again) == 1 else f"{len(again)} warnings"
+        out.print(f"{count} above, also in {artifact.folder / 'reports' / 'summary.md'}", style="yellow", markup=False)
     out.print(f"artifact: {artifact.folder}", markup=False)
     out.print(f"heatmap:  {artifact.folder / 'reports' / 'errors.png'}", markup=False)

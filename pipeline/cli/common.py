@@ -15,6 +15,7 @@ from pipeline.core.progress import Progress, SilentProgress, Task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
     from rich.console import Console
 
@@ -22,12 +23,14 @@ __all__ = [
     "JsonCommand",
     "LineProgress",
     "QuietProgress",
+    "RememberingProgress",
     "TerminalProgress",
     "console",
     "make_progress",
     "output_options",
     "preprocess_option",
     "print_json",
+    "same_stream",
     "user_errors",
 ]
 
@@ -82,8 +85,8 @@ class TerminalProgress:
             class _Bar:
                 def advance(self, steps: int = 1) -> None:
                     done = bars.tasks[0].completed + steps
-                    rate = done / max(time.monotonic() - start, 1e-6)
-                    bars.update(identifier, advance=steps, rate=f"{rate:.1f}/s")
+                    rate = "" if total == 1 else _rate(done, time.monotonic() - start)
+                    bars.update(identifier, advance=steps, rate=rate)
 
             yield _Bar()
 
@@ -108,16 +111,18 @@ class LineProgress:
                 nonlocal done, last
                 done += steps
                 now = time.monotonic()
-                if now - last >= _LINE_SECONDS:
+                if done and now - last >= _LINE_SECONDS and done != total:  # the end has a line of its own
                     last = now
-                    rate = done / (now - start)
-                    left = "" if total is None else f", {max(total - done, 0) / rate:.0f} s left"
-                    click.echo(f"{description}: {done}{whole} {unit}, {rate:.1f}/s{left}", err=True)
+                    left = "" if total is None else f", {max(total - done, 0) * (now - start) / done:.0f} s left"
+                    click.echo(f"{description}: {done}{whole} {unit}, {_rate(done, now - start)}{left}", err=True)
 
         click.echo(f"{description} ...", err=True)
         yield _Lines()
         seconds = time.monotonic() - start
-        rate_text = f" ({done / seconds:.1f}/s)" if done and seconds > 0 else ""
+        if total == 1:
+            click.echo(f"{description}: {'done' if done else 'not done'} in {seconds:.1f} s", err=True)
+            return
+        rate_text = f" ({_rate(done, seconds)})" if done else ""
         click.echo(f"{description}: {done}{whole} {unit} in {seconds:.1f} s{rate_text}", err=True)
 
     def note(self, message: str) -> None:
@@ -127,11 +132,45 @@ class LineProgress:
         click.echo(f"warning: {message}", err=True)
 
 
+class RememberingProgress:
+    """Passes everything on, and keeps the warnings."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self.warned: set[str] = set()
+
+    def task(self, description: str, *, total: int | None, unit: str) -> AbstractContextManager[Task]:
+        return self._progress.task(description, total=total, unit=unit)
+
+    def note(self, message: str) -> None:
+        self._progress.note(message)
+
+    def warn(self, message: str) -> None:
+        self.warned.add(message)
+        self._progress.warn(message)
+
+
 class QuietProgress(SilentProgress):
     """Warnings alone, on standard error."""
 
     def warn(self, message: str) -> None:
         click.echo(f"warning: {message}", err=True)
+
+
+def _rate(done: float, seconds: float) -> str:
+    """``12.0/s``, or of what is slower than one a second ``8.5 s each``."""
+    if not done:
+        return ""
+    seconds = max(seconds, 1e-6)
+    return f"{done / seconds:.1f}/s" if done >= seconds else f"{seconds / done:.1f} s each"
+
+
+def same_stream() -> bool:
+    """Standard output and standard error go to one place, such as a terminal."""
+    try:
+        return os.path.samestat(os.fstat(sys.stdout.fileno()), os.fstat(sys.stderr.fileno()))
+    except (OSError, ValueError):  # no file behind one of them
+        return False
 
 
 def _escape(text: str) -> str:
