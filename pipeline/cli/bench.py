@@ -58,11 +58,11 @@ def command(
 
     An artifact built with --fastest is measured as it serves: each shape by the plan that was chosen for it.
     """
-    from pipeline.core.files import check_can_make
+    from pipeline.cli.places import check_out_folder
     from pipeline.engine.suite import run_suite
 
     if out is not None:
-        check_can_make(out)
+        check_out_folder(out)
     result = run_suite(
         artifacts,
         batches=batches,

@@ -76,16 +76,17 @@ def command(
 
     On one machine or cluster, torchrun does both: torchrun --nproc-per-node 4 -m pipeline.cli calibrate MODEL ...
     """
+    from pipeline.cli.places import check_out_file
     from pipeline.consistency.launch import launched
     from pipeline.core.errors import InputError
-    from pipeline.core.files import check_can_write, explain_os_errors
+    from pipeline.core.files import explain_os_errors
 
     progress = make_progress(quiet=quiet, verbose=verbose)
     if merge:
         refuse_idle(
             flags, "a pass over data; --merge joins finished ones", "leave --merge out"
         )
-        check_can_write(out)
+        check_out_file(out)
         from pipeline.calibrate import merge_passes
 
         _show(merge_passes([Path(source) for source in sources], out, progress=progress), out, as_json, quiet)
@@ -111,7 +112,7 @@ def command(
         raise InputError(f"--out {out} is a folder", remedy=f"name the file: --out {out / _OUT}")
     with explain_os_errors(out):  # every rank makes it, so that none takes it away from another
         out.absolute().parent.mkdir(parents=True, exist_ok=True)
-    check_can_write(out)
+    check_out_file(out, inputs=(sources[0], flags["data"]))
     result = (
         _over_ranks(sources[0], out, flags, progress, verbose=verbose, as_json=as_json)
         if launched()

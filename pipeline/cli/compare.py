@@ -78,6 +78,7 @@ def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
 @user_errors
 def command(as_json: bool, quiet: bool, verbose: bool, build_artifact: bool, fresh: bool, **flags: Any) -> None:
     """Compare calibrators for MODEL on held-aside data, also when activations or images shift, and recommend one."""
+    from pipeline.cli.places import check_out_folder
     from pipeline.compare.experiment import run_experiment
     from pipeline.compare.follow_up import build_recommended, check_follow_up
     from pipeline.config import load_config
@@ -87,6 +88,7 @@ def command(as_json: bool, quiet: bool, verbose: bool, build_artifact: bool, fre
     origin = str(flags["config"]) if flags["config"] else "options"
     typed = frozenset(key for key, value in flags.items() if value not in (None, ()))
     config, targets = _effective(_merged(values, flags), typed, origin, progress, artifact=build_artifact)
+    check_out_folder(config.out)
     if build_artifact:
         check_follow_up(config, targets)
     outcome = run_experiment(config, fresh=fresh, artifact=build_artifact, command=_command_line(), progress=progress)

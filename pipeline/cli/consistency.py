@@ -95,9 +95,9 @@ def command(
 
     Exit code 1 when scales differ; a snapshot then shows every tensor.
     """
+    from pipeline.cli.places import check_out_file, check_out_folder
     from pipeline.consistency.launch import launched
     from pipeline.core.errors import InputError
-    from pipeline.core.files import check_can_make, check_can_write
 
     if flags["across_batches"] and flags["on_device"]:
         raise InputError("--across-batches and --on-device are two checks", remedy="ask for one at a time")
@@ -107,9 +107,9 @@ def command(
     _refuse_idle(flags, over_ranks=over_ranks)
     if not over_ranks or os.environ.get("RANK") == "0":  # which writes; the others' check would be in its way
         if out is not None:
-            check_can_make(out)
+            check_out_folder(out)
         if save is not None:
-            check_can_write(save)
+            check_out_file(save, inputs=sources)
     progress = make_progress(quiet=quiet, verbose=verbose)
     if flags["on_device"]:
         _on_device(_single(sources, "--on-device"), flags, rtol, save, progress, as_json=as_json)

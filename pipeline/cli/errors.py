@@ -67,7 +67,7 @@ def command(
     in use: errors.parquet, errors.csv, heatmaps and report.html. Only a report of the samples that the build verified
     on takes the place of the build's.
     """
-    from pipeline.core.files import check_can_make
+    from pipeline.cli.places import check_out_folder
     from pipeline.errors.report import report_artifact
 
     if options["engine"] is None:
@@ -75,7 +75,7 @@ def command(
     if options["data"] is None:
         refuse_idle(("samples", "batch_size"), "the samples of --data", "give --data as well")
     if options["out"] is not None:
-        check_can_make(options["out"])
+        check_out_folder(options["out"])
     progress = make_progress(quiet=quiet, verbose=verbose)
     report = report_artifact(
         artifact,

@@ -35,11 +35,11 @@ def command(
     ARTIFACT is an artifact folder or a calibration.npz.
     """
     import calibrators as known
+    from pipeline.cli.places import check_out_file
     from pipeline.core.errors import InputError
-    from pipeline.core.files import check_can_write
     from pipeline.reports.histogram import draw, select, thresholds
 
-    check_can_write(out)
+    check_out_file(out, inputs=[artifact])
     path, own = _statistics_of(artifact)
     statistics, _ = known.load_statistics(path)
     chosen = select(statistics, tensors)

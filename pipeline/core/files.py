@@ -12,6 +12,7 @@ import json
 import math
 import os
 import shutil
+import stat
 import tempfile
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -120,13 +121,24 @@ def check_can_write(path: Path) -> None:
     """As :func:`check_can_make`, of one file.
 
     Raises:
-        InputError: it cannot be written, or a folder has its name.
+        InputError: it cannot be written, or a folder, a device or a pipe has its name.
     """
     path = Path(path)
+    _refuse_device(path)
     with explain_os_errors(path):
         if path.is_dir():
             raise InputError(f"cannot write {path}: it is a folder", remedy="name a file in it")
     _try_folder(path.absolute().parent, path)
+
+
+def _refuse_device(path: Path) -> None:
+    """A rename would put a file in its place: as root even in that of /dev/null."""
+    try:
+        mode = path.stat().st_mode  # behind links: /dev/stdout is one
+    except OSError:
+        return
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise InputError(f"cannot write {path}: it is a device or a pipe, and no file", remedy="name a file")
 
 
 def finite_json(value: Any) -> Any:
@@ -158,6 +170,7 @@ def fsync_dir(folder: Path) -> None:
 def atomic_file(path: Path) -> Iterator[IO[bytes]]:
     """A binary file that replaces ``path`` when the block ends without an error, and leaves no trace otherwise."""
     path = Path(path)
+    _refuse_device(path)
     with explain_os_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_TEMP_SUFFIX)
@@ -216,6 +229,7 @@ def copy_file(source: Path, target: Path) -> None:
 @contextmanager
 def _placed(target: Path) -> Iterator[Path]:
     """A path beside ``target`` that is renamed to it when the block ends without an error."""
+    _refuse_device(target)
     with explain_os_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         temp = target.with_name(f".{target.name}.{os.getpid()}{_TEMP_SUFFIX}")
