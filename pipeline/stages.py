@@ -217,7 +217,7 @@ class Build(StageRuns):
         """
         from pipeline.activations_cuda import check_device
         from pipeline.data import check_source, load_labels
-        from pipeline.placement.rule import rules_in_force
+        from pipeline.placement.registry import rules_in_force
 
         config = self.config
         listed = check_source(config.data, config.preprocess, stated_inputs(config.inputs, config.profiles))

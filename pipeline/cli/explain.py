@@ -67,7 +67,7 @@ def _load(artifact: Path) -> tuple[PlacementPlan, dict[str, Any]]:
     if artifact.is_file():
         from pipeline.config import PlacementConfig
         from pipeline.onnxfile import check_file, load_model
-        from pipeline.placement.plan import make_plan
+        from pipeline.placement.planner import make_plan
 
         load_model(artifact)  # which says better what is no model at all
         check_file(artifact)

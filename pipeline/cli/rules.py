@@ -23,7 +23,7 @@ def command(names: tuple[str, ...], as_json: bool, quiet: bool, verbose: bool) -
     A rule is switched off with `quantize build --rule-off NAME`.
     """
     from pipeline.core.errors import InputError, did_you_mean
-    from pipeline.placement.rule import all_rules
+    from pipeline.placement.registry import all_rules
 
     rules = {rule.name: rule for rule in all_rules()}
     if unknown := [name for name in names if name not in rules]:

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
     from pipeline.placement.graph import GraphView
-    from pipeline.placement.rule import Rule
 
 __all__ = ["Draft"]
 
@@ -26,7 +25,7 @@ class Draft:
 
     Attributes:
         graph: the graph, read-only.
-        rule: the rule at work, set by the planner; what it asks for is recorded under its name.
+        rule: name of the rule at work, set by the planner; what it asks for is recorded under it.
         forced: nodes that the user includes: rules of the stage KEEP pass them by.
         banned: nodes that the user excludes: nothing is quantised for them.
         revision: grows with every change.
@@ -38,7 +37,7 @@ class Draft:
         self.graph = graph
         self.forced = forced
         self.banned = banned
-        self.rule: Rule | None = None
+        self.rule: str | None = None
         self.revision = 0
         self._demands: dict[ir.Value, dict[tuple[ir.Node, int], str]] = {}
         self._weights: dict[tuple[ir.Node, int], tuple[ir.Value, int | None, str]] = {}
@@ -112,7 +111,7 @@ class Draft:
 
     @property
     def _name(self) -> str:
-        return self.rule.name if self.rule is not None else "user"
+        return self.rule or "user"
 
     def settled(self, node: ir.Node) -> bool:
         return node in self._decisions

@@ -98,7 +98,7 @@ def run(
     """
     from pipeline.onnxfile import save_model
     from pipeline.onnxgraph import drop_unused_initializers
-    from pipeline.placement.plan import make_plan
+    from pipeline.placement.planner import make_plan
 
     plan = make_plan(model, config)
     loaded = load_graph(model)

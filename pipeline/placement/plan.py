@@ -6,15 +6,9 @@ structure only, no tensor values beyond the constants in it.
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING
-
 from pipeline.records import Record
 
-if TYPE_CHECKING:
-    from pipeline.config import PlacementConfig
-
-__all__ = ["ActivationPoint", "NodeDecision", "PlacementPlan", "WeightPoint", "make_plan"]
+__all__ = ["ActivationPoint", "NodeDecision", "PlacementPlan", "WeightPoint"]
 
 
 class ActivationPoint(Record):
@@ -81,19 +75,3 @@ class PlacementPlan(Record):
     @property
     def quantized_nodes(self) -> tuple[str, ...]:
         return tuple(decision.node for decision in self.decisions if decision.quantized)
-
-
-def make_plan(model: Path, config: PlacementConfig) -> PlacementPlan:
-    """Decide where Q/DQ pairs go in the ONNX file ``model``.
-
-    The file is expected as the prepare stage leaves it (unique node names, BatchNorm folded, weights un-shared, shapes
-    inferred); without those the plan is poorer, never wrong.
-
-    Raises:
-        InputError: an ``include``, ``exclude`` or ``rules_off`` entry that matches nothing, or asks for an operator
-        with
-            no INT8 form; a graph in the QOperator format; Q/DQ nodes that TensorRT refuses and that cannot be repaired.
-    """
-    from pipeline.placement.planner import plan_model
-
-    return plan_model(model, config)

@@ -8,7 +8,8 @@ from pipeline.core.errors import InputError
 from pipeline.placement.draft import Draft
 from pipeline.placement.graph import GraphView, load_graph
 from pipeline.placement.ops import WEIGHTED
-from pipeline.placement.rule import ANY, Rule, Stage, rules_in_force
+from pipeline.placement.registry import rules_in_force
+from pipeline.placement.rule import ANY, Rule, Stage
 from pipeline.placement.select import select
 
 if TYPE_CHECKING:
@@ -20,13 +21,22 @@ if TYPE_CHECKING:
     from pipeline.config import PlacementConfig
     from pipeline.placement.plan import PlacementPlan
 
-__all__ = ["plan_graph", "plan_model"]
+__all__ = ["make_plan", "plan_graph"]
 
 _MOST_ROUNDS = 1000
 
 
-def plan_model(model: Path, config: PlacementConfig) -> PlacementPlan:
-    """See :func:`pipeline.placement.plan.make_plan`."""
+def make_plan(model: Path, config: PlacementConfig) -> PlacementPlan:
+    """Decide where Q/DQ pairs go in the ONNX file ``model``.
+
+    The file is expected as the prepare stage leaves it (unique node names, BatchNorm folded, weights un-shared, shapes
+    inferred); without those the plan is poorer, never wrong.
+
+    Raises:
+        InputError: an ``include``, ``exclude`` or ``rules_off`` entry that matches nothing, or asks for an operator
+            with no INT8 form; a graph in the QOperator format; Q/DQ nodes that TensorRT refuses and that cannot be
+            repaired.
+    """
     from pipeline.placement.existing import has_quantizers, plan_existing
 
     graph = GraphView(load_graph(model))
@@ -82,7 +92,7 @@ def _include(draft: Draft, node: ir.Node) -> None:
 
 def _run(draft: Draft, rules: Sequence[Rule]) -> None:
     for rule in rules:
-        draft.rule = rule
+        draft.rule = rule.name
         for node in draft.graph.nodes:
             if rule.ops != ANY and draft.graph.op(node) not in rule.ops:
                 continue

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 
 from pipeline import package
 from pipeline.cli import main
-from pipeline.placement.rule import all_rules
+from pipeline.placement.registry import all_rules
 from tests.test_package import manifest
 
 PLACEMENT = {

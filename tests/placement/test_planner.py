@@ -10,8 +10,9 @@ import pytest
 
 from pipeline.config import PlacementConfig
 from pipeline.core.errors import InputError
-from pipeline.placement import PlacementPlan, make_plan, rule
-from pipeline.placement.rule import Rule, Stage, all_rules
+from pipeline.placement import PlacementPlan, make_plan, registry
+from pipeline.placement.registry import all_rules
+from pipeline.placement.rule import Rule, Stage
 from tests.placement.tiny import Tiny, decision, pairs
 
 
@@ -150,8 +151,8 @@ DOUBLE = Rule("conv", Stage.KEEP, ("Conv",), "has a taken name", "a test", "this
 
 
 def offer(monkeypatch: pytest.MonkeyPatch, attribute: str) -> None:
-    point = EntryPoint("theirs", f"tests.placement.test_planner:{attribute}", rule.GROUP)
-    monkeypatch.setattr(rule, "entry_points", lambda group: [point])
+    point = EntryPoint("theirs", f"tests.placement.test_planner:{attribute}", registry.GROUP)
+    monkeypatch.setattr(registry, "entry_points", lambda group: [point])
 
 
 def test_rule_of_another_distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
