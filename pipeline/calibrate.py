@@ -26,10 +26,13 @@ if TYPE_CHECKING:
     from pipeline.activations_cuda import CudaActivationPass
     from pipeline.data import Batch
 
-__all__ = ["CHECKPOINT", "CalibrationResult", "merge_passes", "run", "take"]
+__all__ = ["CHECKPOINT", "NUMBERS", "CalibrationResult", "merge_passes", "run", "take"]
 
 CHECKPOINT: Final = "partial.npz"
 """The unfinished pass, gone when it is finished."""
+
+NUMBERS: Final = "numbers"
+"""In a calibration file's meta: the samples of each data source, by their numbers."""
 
 _SHOWN: Final = 3
 _OTHER_GRAPH: Final = (
@@ -73,6 +76,7 @@ def run(
     total: int | None = None,
     threads: int | None = None,
     data_key: str = "",
+    layout: str = "",
     device: str = "cpu",
 ) -> CalibrationResult:
     """Run the float model over ``batches`` and write the statistics of ``tensors`` into ``folder``.
@@ -87,6 +91,8 @@ def run(
         total: number of samples, for the progress.
         threads: cores to use; None: all that the process may use.
         data_key: changes whenever the data may have changed; an unfinished pass over other data is not resumed.
+        layout: changes whenever other samples are chosen or batched in another way, where ``folder`` may hold an
+            unfinished pass of such: its batches have the numbers of these, and other samples.
         device: ``cpu`` or ``cuda``. The activations of the two differ by rounding, the statistics of equal ones do not.
 
     Raises:
@@ -101,6 +107,7 @@ def run(
             "graph": graph,
             "tensors": list(tensors),
             "data": data_key,
+            "layout": layout,
             "nonfinite": on_nonfinite,
             "device": device,
         }
@@ -210,7 +217,7 @@ def merge_passes(sources: Sequence[Path], target: Path, *, progress: Progress = 
     """Join passes over different batches of the same model exactly, in any order, into the file ``target``.
 
     Raises:
-        InputError: fewer than two files, other models, other tensors, or a batch that two of them have.
+        InputError: fewer than two files, other models, other tensors, or a batch or sample that two of them have.
     """
     from calibrators import load_statistics
 
@@ -236,6 +243,8 @@ class _State:
         self.graph = {key: str(meta[key]) for key in (GRAPH if GRAPH in meta else FILE,)}
         """What the statistics are of: :data:`GRAPH`, or :data:`FILE` in files of an earlier version."""
         self.data: list[str] = list(meta["data"])
+        self.numbers: dict[str, set[int]] = {key: set(map(int, found)) for key, found in meta.get(NUMBERS, {}).items()}
+        """Data source to the numbers of its samples, in skipped batches too; none in files of an earlier version."""
         self.samples = 0
         self.batches: list[int] = []
         self.skipped: list[int] = []
@@ -256,7 +265,7 @@ class _State:
             state.samples = int(meta["samples"])
             state.batches, state.skipped = [int(i) for i in meta["batches"]], [int(i) for i in meta["skipped"]]
             state.done = {*state.batches, *state.skipped}
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise InputError(
                 f"calibration file {path} does not say what it was made from: {error}",
                 remedy="run `quantize calibrate` again",
@@ -270,6 +279,7 @@ class _State:
             **self.graph,
             "data": sorted(self.data),
             "samples": self.samples,
+            NUMBERS: {key: sorted(found) for key, found in self.numbers.items()},
             "batches": sorted(self.batches),
             "skipped": sorted(self.skipped),
         }
@@ -285,6 +295,8 @@ class _State:
         if batch.index in self.done:
             raise InputError(f"batch {batch.index} comes twice; its samples would count twice")
         self.done.add(batch.index)
+        for key in self.data:  # one, in a pass
+            self.numbers.setdefault(key, set()).update(batch.samples)
         if bad is None:
             self.batches.append(batch.index)
             self.samples += len(batch.samples)
@@ -332,8 +344,17 @@ class _State:
                 f"batch {twice[0]} is in {other_path} and in a file before it ({len(twice)} such batches)",
                 remedy="give each process its own part of the data with --shard",
             )
+        for key, found in other.numbers.items():
+            if again := sorted(found & self.numbers.get(key, set())):
+                raise InputError(
+                    f"sample {again[0]} is in a batch of {other_path} and in another batch of a file before it "
+                    f"({len(again)} such samples)",
+                    remedy="give each part the same --samples and --batch-size",
+                )
         for name, statistics in other.statistics.items():
             self.statistics[name].absorb(statistics)
+        for key, found in other.numbers.items():
+            self.numbers.setdefault(key, set()).update(found)
         self.data = sorted({*self.data, *other.data})
         self.samples += other.samples
         self.batches += other.batches

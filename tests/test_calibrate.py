@@ -550,7 +550,36 @@ def test_what_cannot_be_merged(model: Path, tmp_path: Path) -> None:
     foreign = calibrate.run(other, TENSORS, (b for b in batches(data()) if b.index == 1), folder=tmp_path / "foreign")
     with pytest.raises(InputError, match="are passes of different models"):
         calibrate.merge_passes([first, foreign.statistics_path], target)
+    wider = calibrate.run(
+        model, TENSORS, (b for b in batches(data(), 5) if b.index == 3), folder=tmp_path / "wider", data_key="d"
+    )
+    message = r"sample 16 is in a batch of .*wider.* and in another batch of a file before it \(4 such samples\)"
+    with pytest.raises(InputError, match=message) as error:
+        calibrate.merge_passes([first, wider.statistics_path], target)
+    assert "the same --samples and --batch-size" in str(error.value.remedy)
     assert not target.exists()
+
+
+def test_passes_over_different_data_or_of_an_earlier_version_are_merged(model: Path, tmp_path: Path) -> None:
+    """Sample 16 of one source is not that of another; and nobody knows the samples of an old file."""
+    first, _ = shards(model, tmp_path, 2)
+    wider = (b for b in batches(data(), 5) if b.index == 3)
+    other = calibrate.run(model, TENSORS, wider, folder=tmp_path / "wider", data_key="e").statistics_path
+    statistics, meta = load_statistics(other)
+    save_statistics(tmp_path / "old.npz", statistics, {key: meta[key] for key in meta if key != calibrate.NUMBERS})
+    for source in (other, tmp_path / "old.npz"):
+        result = calibrate.merge_passes([first, source], tmp_path / "m" / "calibration.npz")
+        assert result.samples == 17
+    assert load_statistics(other)[1][calibrate.NUMBERS] == {"e": [15, 16, 17, 18, 19]}
+
+
+@pytest.mark.parametrize("numbers", [3, [1], {"d": 3}, {"d": ["x"]}, {"d": None}])
+def test_damaged_sample_numbers(model: Path, tmp_path: Path, numbers: object) -> None:
+    first, second = shards(model, tmp_path, 2)
+    statistics, meta = load_statistics(second)
+    save_statistics(second, statistics, {**meta, calibrate.NUMBERS: numbers})
+    with pytest.raises(InputError, match=f"calibration file {second} does not say what it was made from"):
+        calibrate.merge_passes([first, second], tmp_path / "m.npz")
 
 
 # --- the command line
@@ -596,6 +625,40 @@ def test_command_alone_in_shards_and_merged(cli: tuple[Path, Path], tmp_path: Pa
     assert "20 samples in 5 batches" in out
     assert (tmp_path / "merged.npz").read_bytes() == (tmp_path / "whole.npz").read_bytes()
     assert not list(tmp_path.glob(".*.work"))
+
+
+@pytest.mark.parametrize("changed", [("--batch-size", 2), ("--samples", 12), ("--shard", "0/2")])
+def test_command_does_not_go_on_from_a_pass_over_other_batches(
+    cli: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: tuple[str, object]
+) -> None:
+    """Its batches have the numbers of the new ones: they would be passed over, and other samples be missing."""
+    model, path = cli
+    options: dict[str, object] = {"--samples": 20, "--batch-size": 4, "--profile": "x=1x3x8x8,4x3x8x8,8x3x8x8"}
+
+    def calibrated(out: str, **more: object) -> tuple[int, str]:
+        words = [word for pair in {**options, **more}.items() for word in pair]
+        code, _, said = invoke(model, "--data", path, *words, "--include", "conv1", "-o", tmp_path / out)
+        return code, said
+
+    save = calibrate._State.save
+
+    def killed(self: Any, path: Path, key: str | None) -> None:
+        save(self, path, key)
+        if key is not None and len(self.done) == 3:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(calibrate._State, "save", killed)
+        assert calibrated("c.npz", **{"--checkpoint-every": 1})[0] == 130
+    more = dict([changed])
+    folder = tmp_path / ".c.npz.0-of-1.work"
+    if "--shard" in more:
+        folder = folder.rename(tmp_path / ".c.npz.0-of-2.work")
+    assert (folder / calibrate.CHECKPOINT).exists()
+    code, said = calibrated("c.npz", **more)
+    assert (code, "goes on after" in said) == (0, False)
+    assert calibrated("reference.npz", **more)[0] == 0
+    assert (tmp_path / "c.npz").read_bytes() == (tmp_path / "reference.npz").read_bytes()
 
 
 def test_options_that_make_another_graph_are_those_of_the_build(tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def _alone(model: str, out: Path, flags: Mapping[str, Any], progress: Progress) 
     from pipeline import calibrate
     from pipeline.activations_cuda import check_device
     from pipeline.consistency.shares import rank_batches
-    from pipeline.core.files import link_or_copy
+    from pipeline.core.files import link_or_copy, sha256_json
     from pipeline.runner import StageRunner
 
     rank, size = _part(flags["shard"])
@@ -148,6 +148,7 @@ def _alone(model: str, out: Path, flags: Mapping[str, Any], progress: Progress) 
             total=len(work.samples) if size == 1 else None,
             device=flags["device"],
             data_key=work.source.key(),
+            layout=sha256_json([list(work.samples), work.batch_size, work.shard, rank, size]),
         )
         link_or_copy(result.statistics_path, out.absolute())
         shutil.rmtree(folder, ignore_errors=True)

@@ -140,7 +140,7 @@ def calibrate_ranks(
     """
     from calibrators import save_statistics
     from pipeline.artifact import CALIBRATION
-    from pipeline.calibrate import CalibrationResult, degenerate
+    from pipeline.calibrate import NUMBERS, CalibrationResult, degenerate
     from pipeline.floatgraph import GRAPH, float_graph_sha256
 
     share = calibrate_share(group, work, measure=measure or measure_on_cpu, progress=progress)
@@ -150,6 +150,7 @@ def calibrate_ranks(
             GRAPH: float_graph_sha256(work.model),
             "data": [work.source.key()],
             "samples": share.samples,
+            NUMBERS: {work.source.key(): sorted(work.samples)},
             "batches": list(share.batches),
             "skipped": list(share.skipped),
         }
