@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, field_validator, model_validator
 
+from pipeline.accuracy import Target
 from pipeline.core.errors import InputError, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pipeline.mixed.target import Target
     from pipeline.records import TensorSpec
 
 __all__ = [
@@ -317,8 +317,6 @@ class MixedConfig(_Config):
         """
         for kind, text in self._targets():
             if text is not None:
-                from pipeline.mixed.target import Target  # a serving machine lacks what the package imports
-
                 return Target.parse(kind, text)
         return None
 

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from pipeline.accuracy import Target
     from pipeline.build import BuildResult
     from pipeline.config import BuildConfig
-    from pipeline.mixed import Target
     from pipeline.placement import PlacementPlan
     from pipeline.prepare import PrepareResult
     from pipeline.quantize import QuantizeResult

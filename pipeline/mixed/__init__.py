@@ -2,6 +2,5 @@
 
 from pipeline.mixed.choosing import choose
 from pipeline.mixed.stage import MixedResult, run
-from pipeline.mixed.target import Target
 
-__all__ = ["MixedResult", "Target", "choose", "run"]
+__all__ = ["MixedResult", "choose", "run"]

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from calibrators import Calibrator
+    from pipeline.accuracy import Target
     from pipeline.artifact import Manifest
     from pipeline.calibrate import CalibrationResult
     from pipeline.data import Batch, DataSource, Split
-    from pipeline.mixed.target import Target
     from pipeline.placement import PlacementPlan
     from pipeline.prepare import PrepareResult
     from pipeline.quantize import QuantizeResult
@@ -274,7 +274,7 @@ def stored_target(folder: Path, choose: int) -> Target:
     Raises:
         InputError: there is no artifact, or none that was searched for.
     """
-    from pipeline.mixed.target import Target
+    from pipeline.accuracy import Target
 
     entry = Artifact.open(folder).manifest.mixed if (folder / MANIFEST).is_file() else {}
     if not entry:

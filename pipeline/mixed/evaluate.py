@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from pipeline.accuracy import Figures
 from pipeline.core.errors import CheckFailed, InputError
 from pipeline.core.files import write_json
 from pipeline.errors.capture import OrtReading, micro_batches
 from pipeline.errors.outputs import TopOne, class_scores, decibels
 from pipeline.errors.streaming import compared
-from pipeline.mixed.target import Figures
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

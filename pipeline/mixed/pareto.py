@@ -5,17 +5,17 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING
 
+from pipeline.accuracy import Figures
 from pipeline.core.files import write_bytes
-from pipeline.mixed.target import Figures
 from pipeline.records import Record
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from pipeline.accuracy import Target
     from pipeline.mixed.cost import Costs
     from pipeline.mixed.search import Checked
-    from pipeline.mixed.target import Target
 
 __all__ = ["Point", "pareto_plot", "pareto_points"]
 

@@ -25,11 +25,11 @@ from pipeline.records import Record
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from pipeline.accuracy import Figures, Target
     from pipeline.core.progress import Task
     from pipeline.mixed.cost import Costs
     from pipeline.mixed.evaluate import Evaluator
     from pipeline.mixed.repairs import Repairs
-    from pipeline.mixed.target import Figures, Target
 
 __all__ = ["Checked", "Sensitivity", "Unit", "make_units", "search", "sensitivities"]
 

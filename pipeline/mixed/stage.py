@@ -11,6 +11,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipeline.accuracy import Target
 from pipeline.artifact import CALIBRATION
 from pipeline.core.errors import InputError
 from pipeline.core.files import write_json
@@ -24,7 +25,6 @@ from pipeline.mixed.pareto import Point, pareto_plot, pareto_points
 from pipeline.mixed.repairing import RepairRecord, find_repairs
 from pipeline.mixed.repairs import Repairs, save_repairs
 from pipeline.mixed.search import Checked, Sensitivity, make_units, search, sensitivities
-from pipeline.mixed.target import Target
 from pipeline.records import StageResult
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pipeline.mixed.target import Figures
+from pipeline.accuracy import Figures
 
 if TYPE_CHECKING:
-    from pipeline.mixed.target import Target
+    from pipeline.accuracy import Target
     from pipeline.verify import VerifyResult
 
 __all__ = ["missed_as_verified", "verified_figures"]

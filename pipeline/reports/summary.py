@@ -113,7 +113,7 @@ def _mixed(entry: dict[str, Any]) -> list[str]:
 
 def _as_verified(entry: dict[str, Any]) -> str:
     """The graph that was built, in the target's figure, by the verification and not by the search."""
-    from pipeline.mixed.target import Figures, Target
+    from pipeline.accuracy import Figures, Target
 
     if "verified" not in entry:  # an earlier version wrote it
         return ""

@@ -89,9 +89,9 @@ def test_a_layer_between_two_in_float_costs_least(graph: Graph) -> None:
 
 def test_the_path_counts_the_borders_of_what_is_in_float(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
     """`a` goes first; then `b`, which moves its border, before `d`, which gains more and makes borders of its own."""
+    from pipeline.accuracy import Figures
     from pipeline.mixed.candidate import Candidate
     from pipeline.mixed.repairs import Repairs
-    from pipeline.mixed.target import Figures
 
     gains = {"a": 0.5, "b": 0.1, "d": 0.2, "pool": 0.0001}
     costs = Costs({}, dict.fromkeys(QUANTIZED, 0.5), "ms", borders(graph))

@@ -7,6 +7,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from pipeline.accuracy import Figures, Target
 from pipeline.core.errors import InputError
 from pipeline.data.batching import Batch
 from pipeline.errors.graphs import Graph
@@ -14,7 +15,6 @@ from pipeline.mixed.cost import node_costs
 from pipeline.mixed.evaluate import Memory
 from pipeline.mixed.repairs import clipped, least_squares_thresholds
 from pipeline.mixed.search import make_units
-from pipeline.mixed.target import Figures, Target
 from tests.errors.networks import batches, network
 
 FIGURES = Figures(sqnr_db=25.0, agreement=0.98, top1=0.70, top1_fp32=0.705, samples=200)

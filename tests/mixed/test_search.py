@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from pipeline import mixed, verify
+from pipeline.accuracy import Target
 from pipeline.config import PlacementConfig
 from pipeline.core.errors import CheckFailed, InputError
 from pipeline.core.ort import make_session
@@ -16,7 +17,6 @@ from pipeline.errors.capture import OrtReading
 from pipeline.errors.graphs import Graph
 from pipeline.mixed import choosing, evaluate, stage
 from pipeline.mixed.candidate import Candidate, Network
-from pipeline.mixed.target import Target
 from pipeline.placement import make_plan
 from tests.errors.networks import CLASSES, network
 from tests.mixed.setting import batches_of, save, set_up, silu_blocks
