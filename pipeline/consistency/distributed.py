@@ -19,11 +19,12 @@ from pipeline.consistency.agreement import agree, sample_difference
 from pipeline.consistency.exchange import merge_ranks
 from pipeline.consistency.group import PREPARING
 from pipeline.consistency.measure import measure_on_cpu
-from pipeline.consistency.shares import rank_batches, sample_digest
+from pipeline.consistency.shares import rank_batches
 from pipeline.core.errors import InputError
 from pipeline.core.files import sha256_json
 from pipeline.core.progress import SILENT
 from pipeline.data import select
+from pipeline.data.source import sample_digest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pipeline.data import Batch, DataSource, Sample
     from pipeline.records import TensorSpec
 
-__all__ = ["SHARDS", "Shard", "assign", "batch_samples", "rank_batches", "sample_digest"]
+__all__ = ["SHARDS", "Shard", "assign", "batch_samples", "rank_batches"]
 
 Shard = Literal["cyclic", "blocks", "scattered"]
 SHARDS: tuple[str, ...] = get_args(Shard)
@@ -106,13 +106,3 @@ def _watched(
         if watch is not None:
             watch(number, sample)
         yield number, sample
-
-
-def sample_digest(sample: Sample) -> str:
-    """SHA-256 over the arrays of one sample: names, dtypes, shapes and bytes."""
-    digest = hashlib.sha256()
-    for name in sorted(sample):
-        array = sample[name]
-        digest.update(f"{name}\0{array.dtype.str}\0{array.shape}\0".encode())
-        digest.update(array.tobytes())
-    return digest.hexdigest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
 
     from pipeline.records import Dependency
 
-__all__ = ["DataSource", "Sample"]
+__all__ = ["DataSource", "Sample", "sample_digest"]
 
 Sample: TypeAlias = "dict[str, np.ndarray[Any, np.dtype[Any]]]"
 """Model input name to array, without the batch axis."""
@@ -59,3 +60,13 @@ class DataSource(Protocol):
         Raises:
             InputError: a sample is unreadable, does not fit the model's inputs or holds NaN or infinity.
         """
+
+
+def sample_digest(sample: Sample) -> str:
+    """SHA-256 over the arrays of one sample: names, dtypes, shapes and bytes."""
+    digest = hashlib.sha256()
+    for name in sorted(sample):
+        array = sample[name]
+        digest.update(f"{name}\0{array.dtype.str}\0{array.shape}\0".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()

@@ -90,7 +90,7 @@ def int8_sha256(artifact: Artifact) -> str:
 
 def sample_digests(feeds: Mapping[str, Array], count: int) -> tuple[str, ...]:
     """SHA-256 of the inputs of each of the ``count`` rows of a batch."""
-    from pipeline.consistency.shares import sample_digest
+    from pipeline.data.source import sample_digest
 
     return tuple(sample_digest({name: array[row] for name, array in feeds.items()}) for row in range(count))
 

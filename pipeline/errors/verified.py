@@ -51,7 +51,7 @@ def verified_numbers(manifest: Manifest, source: DataSource, kept: Sequence[int]
         None where they cannot be told from what the manifest says.
     """
     from pipeline.data import split_source, static_batch
-    from pipeline.mixed.samples import parted
+    from pipeline.data.parting import parted
 
     record, mixed = manifest.data, manifest.mixed
     unseen = mixed.get("unseen_samples", 0)

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from pipeline.artifact import MANIFEST, Artifact
 from pipeline.core.errors import InputError
 from pipeline.core.files import sha256_file, sha256_json
+from pipeline.data.parting import Parts, parted, spread
 from pipeline.mixed import stage
 from pipeline.mixed.choosing import choose, point_plan
-from pipeline.mixed.samples import Parts, parted, spread
 from pipeline.mixed.verified import missed_as_verified, verified_figures
 from pipeline.provenance import installed_versions
 from pipeline.runner import code_digest

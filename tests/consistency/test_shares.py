@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline.consistency.shares import SHARDS, assign, batch_samples, rank_batches, sample_digest
+from pipeline.consistency.shares import SHARDS, assign, batch_samples, rank_batches
 from pipeline.core.errors import InputError
 from pipeline.data import batched
 from pipeline.data.arrays import NpyFile
@@ -78,13 +78,3 @@ def test_only_the_own_samples_are_read(source: NpyFile, monkeypatch: pytest.Monk
     monkeypatch.setattr(source, "read", spying)
     list(rank_batches(source, range(20), 4, FIXED, rank=1, size=2))
     assert asked == [4, 5, 6, 7, 12, 13, 14, 15]
-
-
-def test_sample_digest_sees_names_dtypes_shapes_and_values() -> None:
-    base = np.arange(6, dtype=np.float32)
-    samples = [
-        {"x": base}, {"y": base}, {"x": base.reshape(2, 3)}, {"x": base.astype(np.float64)}, {"x": base[::-1].copy()},
-        {"x": base.astype(np.int32)},
-    ]  # fmt: skip
-    assert len({sample_digest(sample) for sample in samples}) == len(samples)
-    assert sample_digest({"x": base, "y": base}) == sample_digest({"y": base, "x": base})

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from pipeline.accuracy import Figures, Target
+from pipeline.data.parting import Parts
 from pipeline.errors.figures import OutputFigures
 from pipeline.mixed.building import MixedBuild
-from pipeline.mixed.samples import Parts
 from pipeline.mixed.verified import missed_as_verified, verified_figures
 from pipeline.verify import VerifyResult
 

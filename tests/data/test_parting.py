@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.mixed.samples import parted, spread
+from pipeline.data.parting import parted, spread
 
 
 @pytest.mark.parametrize(("count", "multiple"), [(16, 1), (64, 1), (372, 1), (64, 8), (24, 8), (17, 1)])
