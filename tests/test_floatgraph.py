@@ -19,8 +19,8 @@ from pipeline.cli.build import command as build_command
 from pipeline.cli.calibrate import command as calibrate_command
 from pipeline.compare.drift import measure_drift
 from pipeline.core.errors import InputError
-from pipeline.errors.report import report_artifact
 from pipeline.floatgraph import check_float_graph, float_graph_sha256
+from pipeline.reports.error_report import report_artifact
 from tests.compare.networks import transformer
 
 Model = onnx.ModelProto

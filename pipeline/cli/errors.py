@@ -14,7 +14,7 @@ from pipeline.cli.tables import add_row, new_table, print_table
 if TYPE_CHECKING:
     from pipeline.config import Preprocess
     from pipeline.engine.capture import Recorded
-    from pipeline.errors.report import ErrorReport
+    from pipeline.reports.error_report import ErrorReport
 
 
 @click.command(cls=JsonCommand)
@@ -68,7 +68,7 @@ def command(
     on takes the place of the build's.
     """
     from pipeline.cli.places import check_out_folder
-    from pipeline.errors.report import report_artifact
+    from pipeline.reports.error_report import report_artifact
 
     if options["engine"] is None:
         refuse_idle(("engine_capture",), "an engine that is built and read here", "give --engine as well")

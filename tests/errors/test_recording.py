@@ -20,8 +20,8 @@ from pipeline.engine.recorded import EngineCheck
 from pipeline.errors.capture import OrtReading
 from pipeline.errors.recorded import RecordedReading
 from pipeline.errors.recording import Meta, int8_sha256, main, positions, write_recording
-from pipeline.errors.report import report_artifact
 from pipeline.errors.table import read_table
+from pipeline.reports.error_report import report_artifact
 from tests.errors.artifacts import images, make_artifact
 from tests.errors.networks import batches, network
 from tests.test_calibrate import Recorded

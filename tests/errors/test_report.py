@@ -20,9 +20,9 @@ from pipeline.core.errors import InputError
 from pipeline.data import batched, open_source, select, split_source
 from pipeline.data.parting import parted
 from pipeline.errors.diff import diff_artifacts
-from pipeline.errors.report import report_artifact
 from pipeline.errors.table import read_table
 from pipeline.errors.verified import verified_numbers
+from pipeline.reports.error_report import report_artifact
 from pipeline.reports.summary import summary_markdown
 from tests.errors.artifacts import images, make_artifact
 from tests.errors.networks import CLASSES, batches, chain, network
