@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import click
 
 from pipeline import __version__
+from pipeline.cli.failures import usage_errors
+from pipeline.core.errors import did_you_mean
 
 COMMANDS = {
     "build": ("pipeline.cli.build", "Model and data in, verified INT8 artifact with engines out."),
@@ -30,19 +30,6 @@ COMMANDS = {
     "doctor": ("pipeline.cli.doctor", "Which targets work on this machine, and why the others do not."),
     "completion": ("pipeline.cli.completion", "Print the shell completion script."),
 }
-
-
-@contextmanager
-def usage_errors(args: Sequence[str]) -> Iterator[None]:
-    """Make a document of what click refuses, where ``--json`` is among ``args``; click shows the error itself."""
-    typed = tuple(args)  # click takes them out as it parses
-    try:
-        yield
-    except click.ClickException as error:
-        from pipeline.cli.failures import show_usage_error
-
-        show_usage_error(error, typed)
-        raise
 
 
 class LazyGroup(click.Group):
@@ -74,8 +61,6 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         with usage_errors(args):
             if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-                from pipeline.core.errors import did_you_mean
-
                 ctx.fail(f"no such command {args[0]!r}; {did_you_mean(args[0], COMMANDS)}")
             return super().resolve_command(ctx, args)
 

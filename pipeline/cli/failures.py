@@ -9,18 +9,17 @@ from __future__ import annotations
 import errno
 import functools
 import traceback
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
-from pipeline.cli import usage_errors
 from pipeline.core.errors import InputError, QuantizeError, ToolError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["JsonCommand", "asks_for_json", "explained", "print_json", "show_usage_error", "user_errors"]
+__all__ = ["JsonCommand", "asks_for_json", "explained", "print_json", "show_usage_error", "usage_errors", "user_errors"]
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
@@ -52,6 +51,17 @@ def asks_for_json(arguments: Sequence[str]) -> bool:
     """Whether ``--json`` is among arguments that could not be parsed."""
     words = list(arguments)
     return "--json" in (words[: words.index("--")] if "--" in words else words)
+
+
+@contextmanager
+def usage_errors(args: Sequence[str]) -> Iterator[None]:
+    """Make a document of what click refuses, where ``--json`` is among ``args``; click shows the error itself."""
+    typed = tuple(args)  # click takes them out as it parses
+    try:
+        yield
+    except click.ClickException as error:
+        show_usage_error(error, typed)
+        raise
 
 
 def show_usage_error(error: click.ClickException, arguments: Sequence[str]) -> None:
