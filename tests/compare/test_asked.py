@@ -248,7 +248,7 @@ def test_labels_and_shifts_of_another_kind_of_model(tmp_path: Path, monkeypatch:
     nodes = [helper.make_node("MatMul", ["x", "w"], ["y"], name="product")]
     save(graph(nodes, {"x": ["N", 3, 16]}, {"y": ["N", 3, 64]}, {"w": weights}), tmp_path / "m.onnx")
     np.save(tmp_path / "data.npy", np.random.default_rng(1).standard_normal((60, 3, 16)).astype(np.float32))
-    (tmp_path / "labels.csv").write_text("index,class_index\n0,1\n")
+    (tmp_path / "labels.csv").write_text("index,class_index\n" + "".join(f"{row},1\n" for row in range(60)))
     values = {"model": str(tmp_path / "m.onnx"), "data": str(tmp_path / "data.npy"), "out": tmp_path / "out"}
     for changes, said in (
         ({"labels": tmp_path / "labels.csv"}, "labels are given, but no output has one row of class scores"),
