@@ -32,11 +32,16 @@ def read_graph(model: Path) -> Any:
     import onnx
 
     try:
-        return onnx.load(model, load_external_data=False)
+        proto = onnx.load(model, load_external_data=False)
     except FileNotFoundError as error:
         raise InputError(f"model {model} does not exist") from error
     except Exception as error:  # protobuf's own errors have no common type
         raise InputError(f"{model} is not a readable ONNX model: {error}", remedy="export it again") from error
+    if not proto.graph.node and not proto.graph.output:  # an empty file is read as such a model
+        raise InputError(
+            f"{model} is not a readable ONNX model: it has no graph", remedy="it may be empty or truncated"
+        )
+    return proto
 
 
 def make_session(

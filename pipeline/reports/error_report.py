@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.artifact import INT8_MODEL, OTHER_SAMPLES, REPORTS, SAMPLES
+from pipeline.artifact import INT8_MODEL, OTHER_SAMPLES, REPORTS, SAMPLES, WORK, Artifact
 from pipeline.core.errors import InputError
+from pipeline.core.files import check_can_make, explain_os_errors, fsync_dir
 from pipeline.core.progress import SILENT, Progress
 from pipeline.errors.engine_errors import FUSED, INT8_MARKED, SHOWN
 from pipeline.errors.figures import OutputFigures, layers_remark
@@ -23,11 +25,11 @@ from pipeline.records import Record
 from pipeline.reports.content import ReportContent
 from pipeline.reports.tables import layer_summaries, operator_rows, worst_first
 from pipeline.reports.write import write_reports
+from pipeline.runner import StageRunner
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pipeline.artifact import Artifact
     from pipeline.config import Preprocess
     from pipeline.engine.capture import Recorded
     from pipeline.errors.capture import EngineSource
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["ErrorReport", "report_artifact"]
 
 _WORST = 10
+_PARTIAL = ".errors.partial"
 
 
 class ErrorReport(Record):
@@ -103,6 +106,8 @@ def report_artifact(
     """
     opened = open_models(folder)
     artifact = opened.artifact
+    if out is None:
+        check_can_make(artifact.folder / WORK)  # before the work
     chosen = choose_data(
         artifact,
         data,
@@ -130,13 +135,37 @@ def report_artifact(
     compared = None if qat is None else compare_with_qat(opened, found.table, qat, chosen, progress=progress)
     inside = REPORTS if chosen.verified else OTHER_SAMPLES
     target = out if out is not None else artifact.folder / inside
-    files = write_reports(target, found.table, _content(artifact, found, chosen.text, compared))
-    if out is None:
-        _update(artifact, inside, files, found)
+    content = _content(artifact, found, chosen.text, compared)
+    if out is not None:
+        files = write_reports(target, found.table, content)
+    else:
+        files = _renew(artifact.folder, inside, found, content)
         if not chosen.verified:
             count = artifact.manifest.data.verification_samples
             progress.note(f"the report on the {count} samples that the build verified on stays in {REPORTS}")
     return _summary(found, target, files, chosen.text, compared)
+
+
+def _renew(folder: Path, inside: str, found: Measurement, content: ReportContent) -> tuple[str, ...]:
+    """Put the reports into the artifact once all of them are written: one that is cut off leaves it whole.
+
+    Raises:
+        InputError: a build or another report is at work in it, or there is no room.
+    """
+    runner = StageRunner(folder / WORK)
+    partial, target = runner.work / _PARTIAL, folder / inside
+    with runner.locked():
+        shutil.rmtree(partial, ignore_errors=True)
+        files = write_reports(partial, found.table, content)
+        with explain_os_errors(target):
+            target.mkdir(parents=True, exist_ok=True)
+            for name in files:
+                (partial / name).replace(target / name)
+        fsync_dir(target)
+        # Read anew: another report may have been finished during this measurement.
+        _update(Artifact.open(folder), inside, files, found)
+        shutil.rmtree(partial, ignore_errors=True)
+    return files
 
 
 def _update(artifact: Artifact, folder: str, files: Sequence[str], found: Measurement) -> None:

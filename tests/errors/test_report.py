@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
 import shutil
+import sys
+from contextlib import contextmanager
 
 import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner
 
-from pipeline.artifact import CALIBRATION, PLACEMENT, SAMPLES, Artifact, DataOptions
+from pipeline.artifact import CALIBRATION, PLACEMENT, SAMPLES, WORK, Artifact, DataOptions
 from pipeline.cli.diff import command as diff_command
 from pipeline.cli.errors import command as errors_command
 from pipeline.cli.inspect import command as inspect_command
@@ -24,6 +27,7 @@ from pipeline.errors.table import read_table
 from pipeline.errors.verified import verified_numbers
 from pipeline.reports.error_report import report_artifact
 from pipeline.reports.summary import summary_markdown
+from pipeline.runner import StageRunner
 from tests.errors.artifacts import images, make_artifact
 from tests.errors.networks import CLASSES, batches, chain, network
 
@@ -607,6 +611,52 @@ def _fails(artifact, *options):
     assert done.exit_code == 2, done.output
     assert "Traceback" not in done.output
     return done.stderr
+
+
+@pytest.mark.parametrize("last", ["errors.csv", "metrics.png", "report.html"])
+def test_a_report_that_is_cut_off_leaves_the_artifact_whole(artifact, monkeypatch, last):
+    """As where the disk is full, or the process is killed."""
+    from pipeline.core import files
+
+    before = {path: path.read_bytes() for path in artifact.rglob("*") if path.is_file()}
+    assert Artifact.open(artifact).differences() == []
+    whole = files.atomic_file
+
+    @contextmanager
+    def full(path):
+        if path.name == last:
+            raise InputError("no space left on the disk")
+        with whole(path) as stream:
+            yield stream
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "atomic_file", full)
+        for module in list(sys.modules.values()):
+            if getattr(module, "atomic_file", None) is whole:
+                patch.setattr(module, "atomic_file", full)
+        with pytest.raises(InputError, match="no space left"):
+            report_artifact(artifact)
+    after = {path: path.read_bytes() for path in artifact.rglob("*") if path.is_file() and WORK not in path.parts}
+    assert after == {path: content for path, content in before.items() if WORK not in path.parts}
+    assert Artifact.open(artifact).differences() == []
+    report_artifact(artifact)
+    assert Artifact.open(artifact).differences() == []
+    assert not list((artifact / WORK).glob(".errors*"))
+
+
+def test_a_report_waits_for_no_build(artifact):
+    with StageRunner(artifact / WORK).locked():
+        said = _fails(artifact)
+    assert f"another build (process {os.getpid()}) is at work in {artifact}" in said
+
+
+@pytest.mark.parametrize("name", ["model.fp32.onnx", "model.int8.onnx"])
+def test_an_empty_model_is_no_network_without_layers(artifact, tmp_path, name):
+    shutil.copytree(artifact, tmp_path / "empty")
+    (tmp_path / "empty" / name).write_bytes(b"")
+    for command in (lambda: diff_artifacts(artifact, tmp_path / "empty"), lambda: report_artifact(tmp_path / "empty")):
+        with pytest.raises(InputError, match=f"empty/{name} is not a readable ONNX model: it has no graph"):
+            command()
 
 
 def test_no_artifact(tmp_path):
