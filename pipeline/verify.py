@@ -22,6 +22,7 @@ from pipeline.errors.graphs import Graph, float_graph
 from pipeline.errors.layers import layers_of_plan
 from pipeline.errors.metrics import PEAK
 from pipeline.errors.outputs import OutputErrors, TopOne
+from pipeline.errors.scores import score_kinds
 from pipeline.errors.streaming import LayerErrors, paired
 from pipeline.records import StageResult
 from pipeline.reports.heatmap import error_heatmap
@@ -98,8 +99,9 @@ def run(
     names = list(graph.outputs)
     readings = float_and_int8(graph, Graph(int8), [*tensors, *names])
     errors = LayerErrors(tensors)
-    outputs = {name: OutputErrors(name, known_range(graph, name)) for name in names}
-    top_one = TopOne(labels, names) if labels is not None else None
+    kinds = score_kinds(graph, labelled=labels is not None)
+    outputs = {name: OutputErrors(name, known_range(graph, name), scores=kinds[name]) for name in names}
+    top_one = TopOne(labels, kinds) if labels is not None else None
     kept: dict[str, np.ndarray[Any, np.dtype[Any]]] = {}
     with progress.task("verifying", total=total, unit="samples") as task:
         for batch in batches:

@@ -82,7 +82,21 @@ class Resampling:
         return means
 
     def intervals(self, values: Floats) -> list[Interval]:
-        """The mean of each row of ``values`` (k, samples), with its percentile interval."""
+        """The mean of each row of ``values`` (k, samples), with its percentile interval.
+
+        A row with NaN, of samples that it is not about, is resampled among the others, of which there is at least one.
+        """
+        known = ~np.isnan(values)
+        if known.all():
+            return self._intervals(values)
+        found: list[Interval] = []
+        whole = iter(self._intervals(values[known.all(axis=1)])) if known.all(axis=1).any() else iter(())
+        for row, mask in zip(values, known, strict=True):
+            part = Resampling(int(mask.sum()), self._seed, resamples=self.resamples)
+            found.append(next(whole) if mask.all() else part._intervals(row[mask][None])[0])
+        return found
+
+    def _intervals(self, values: Floats) -> list[Interval]:
         tail = 100.0 * (1.0 - CONFIDENCE) / 2.0
         low, high = np.percentile(self.means(values), [tail, 100.0 - tail], axis=1)
         return [

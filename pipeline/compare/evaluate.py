@@ -16,7 +16,7 @@ import numpy as np
 from pipeline.compare.activations import NOISE_PREFIX, add_noise_inputs
 from pipeline.compare.archive import read_arrays, read_batches
 from pipeline.compare.engines import EngineSession
-from pipeline.compare.figures import SampleFigures
+from pipeline.compare.figures import OutputFacts, SampleFigures
 from pipeline.compare.images import PixelCoding, shifted
 from pipeline.compare.metric import metric_process
 from pipeline.compare.noise import fill_noise, noise_key
@@ -26,6 +26,9 @@ from pipeline.core.errors import CheckFailed, QuantizeError, ToolError
 from pipeline.core.ort import make_session
 from pipeline.data.batching import Batch
 from pipeline.errors.capture import check_finite
+from pipeline.errors.doubtful import almost_zero, known_range
+from pipeline.errors.graphs import Graph
+from pipeline.errors.metrics import PEAK
 from pipeline.errors.streaming import LayerErrors
 
 if TYPE_CHECKING:
@@ -127,7 +130,7 @@ def outputs(files: Mapping[str, FileSet], options: Mapping[str, Any]) -> Done:
     Files: ``model``, ``samples``; ``engine`` where that computes the model; ``fp32`` and ``moments`` for noise on
     activations; ``reference`` (FP32's outputs under the same shift) to compare with; ``metric`` where it is a file.
     Options: ``quantized``, ``shift``, ``seed``, ``absolute``, ``activations``, ``coding``, ``labels`` (pairs or None),
-    ``metric`` (text or None), ``keep`` (give the outputs too).
+    ``outputs`` (name to the fields of ``OutputFacts``), ``metric`` (text or None), ``keep`` (give the outputs too).
 
     Returns:
         float64 (samples,) by figure (:mod:`pipeline.compare.figures`), ``samples``; with ``keep`` also
@@ -143,7 +146,7 @@ def outputs(files: Mapping[str, FileSet], options: Mapping[str, Any]) -> Done:
     label = "the INT8 graph" if options["quantized"] else "the FP32 graph"
     reference = read_batches(files["reference"].path) if "reference" in files else None
     coding = None if options["coding"] is None else PixelCoding.model_validate(options["coding"])
-    figures = SampleFigures(labels)
+    figures = SampleFigures(labels, {name: OutputFacts(**facts) for name, facts in options["outputs"].items()})
     kept: Arrays = {}
     with ExitStack() as stack:
         session = stack.enter_context(closing(_session(files, options, noisy=noise is not None)))
@@ -215,7 +218,7 @@ def layer_errors(files: Mapping[str, FileSet], options: Mapping[str, Any]) -> Do
     """Relative L2 error of each layer's output, accumulated from the input on.
 
     Files ``fp32``, ``int8``, ``samples``; options ``tensors``, ``limit`` (samples looked at, evenly spaced) and
-    ``static_batch``. Returns ``relative_l2`` float64 (tensors, samples).
+    ``static_batch``. Returns ``relative_l2`` float64 (tensors, samples), NaN where FP32 is almost zero.
     """
     tensors: list[str] = list(options["tensors"])
     sessions = [
@@ -227,7 +230,9 @@ def layer_errors(files: Mapping[str, FileSet], options: Mapping[str, Any]) -> Do
         feeds = {name: part.feeds[name] for name in inputs}
         reference, other = (dict(zip(tensors, session.run(tensors, feeds), strict=True)) for session in sessions)
         errors.add(part.samples, reference, other)
-    return Done({"relative_l2": errors.metric("relative_l2")})
+    graph = Graph(files["fp32"].path)
+    zero = almost_zero(errors.metric(PEAK), np.array([known_range(graph, name) for name in tensors]))
+    return Done({"relative_l2": np.where(zero, np.nan, errors.metric("relative_l2"))})
 
 
 def _chosen(path: Path, options: Mapping[str, Any]) -> Iterator[Batch]:

@@ -17,6 +17,7 @@ from pipeline.compare.archive import read_arrays
 from pipeline.compare.bootstrap import CONFIDENCE, RESAMPLES
 from pipeline.compare.doubt import almost_zero_outputs
 from pipeline.compare.engines import EngineBuilder, require_tensorrt
+from pipeline.compare.figures import mean_of_known
 from pipeline.compare.measured import Measured, chosen_score
 from pipeline.compare.metric import metric_code
 from pipeline.compare.preparation import Candidate, Preparation
@@ -167,7 +168,7 @@ class _Evaluation:
             figures = _figures(done)
             for candidate in by_graph[graph]:
                 if condition is None:
-                    candidate.measured.layers = figures["relative_l2"].mean(axis=1)
+                    candidate.measured.layers = mean_of_known(figures["relative_l2"].T)
                 else:
                     candidate.measured.add(condition, figures)
 
@@ -184,7 +185,7 @@ class _Evaluation:
         if "reference" not in task.files and not {"metric", "top1"} & measured.clean.keys():
             return "done"
         score = chosen_score([measured])
-        return f"{score.name} {score.text(float(score.of(measured.clean).mean()))}"
+        return f"{score.name} {score.text(float(np.nanmean(score.of(measured.clean))))}"
 
 
 def _figures(finished: Finished[RunResult]) -> Mapping[str, np.ndarray[Any, np.dtype[np.float64]]]:
@@ -195,6 +196,11 @@ def _label(measured: Measured) -> str:
     if measured.subset is None:
         return measured.label
     return f"{measured.label} on {measured.calibration_samples} samples ({measured.subset + 1})"
+
+
+def _known(values: np.ndarray[Any, np.dtype[np.float64]]) -> list[float | None]:
+    """For JSON, which has no NaN."""
+    return [None if np.isnan(value) else float(value) for value in values]
 
 
 def _layers(preparation: Preparation) -> tuple[Layer, ...]:
@@ -217,7 +223,7 @@ def _outcome(
     measured = tuple(candidate.measured for candidate in candidates)
     fewer = tuple(candidate.measured for candidate in subsets)
     score = chosen_score(measured)
-    recommendation = recommend(measured, score, setting.total, config.seed)
+    recommendation = recommend(measured, score, config.seed)
     doubts = tuple(almost_zero_outputs(setting.fp32.path, evaluation.references[CLEAN].path))
     for text in doubts:
         preparation.progress.warn(text)
@@ -246,7 +252,7 @@ def _outcome(
         "layers": {
             "samples": min(LAYER_SAMPLES, setting.total),
             "relative_l2": {
-                item.label: dict(zip(names, item.layers.tolist(), strict=True))
+                item.label: dict(zip(names, _known(item.layers), strict=True))
                 for item in measured
                 if item.layers is not None
             },

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import numpy as np
 
-from pipeline.compare.figures import AGREEMENT, METRIC, RELATIVE_L2, TOP1
+from pipeline.compare.figures import AGREEMENT, LEFT_OUT, METRIC, RELATIVE_L2, TOP1, mean_of_known
 from pipeline.compare.shifts import CLEAN, Shift
 from pipeline.core.errors import InputError
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from pipeline.compare.variants import Variant
 
-__all__ = ["Condition", "Measured", "Score", "chosen_score"]
+__all__ = ["Condition", "Measured", "Score", "chosen_score", "has_figure"]
 
 Floats: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 Condition: TypeAlias = "tuple[str, float]"
@@ -87,7 +87,7 @@ class Measured:
     def figures(self, condition: Condition) -> dict[str, Floats]:
         """Per sample, mean over the draws."""
         draws = self.draws[condition]
-        return {name: np.mean([draw[name] for draw in draws], axis=0) for name in draws[0] if name != "samples"}
+        return {name: mean_of_known([draw[name] for draw in draws]) for name in draws[0] if name != "samples"}
 
     @property
     def clean(self) -> dict[str, Floats]:
@@ -102,16 +102,27 @@ _ORDER: Final[tuple[Literal["metric", "top1", "agreement", "relative_l2"], ...]]
 )
 
 
+def has_figure(figures: Mapping[str, Floats], figure: str) -> bool:
+    """Every sample has it, but for those that relative figures leave out; and some sample does."""
+    if figure not in figures:
+        return False
+    known = np.isfinite(figures[figure])
+    left_out = figures[LEFT_OUT] > 0 if LEFT_OUT in figures else np.zeros(known.shape, np.bool_)
+    return bool(known.any() and (known | left_out).all())
+
+
 def chosen_score(measured: Sequence[Measured]) -> Score:
-    """The first of metric, top-1, agreement and output error that every INT8 graph has.
+    """The first of metric, top-1, agreement and output error that every INT8 graph has, of all samples but those that
+    relative figures leave out.
 
     Raises:
         InputError: there is none.
     """
     for figure in _ORDER:
-        if all(figure in item.clean and np.isfinite(item.clean[figure]).all() for item in measured):
+        if all(has_figure(item.clean, figure) for item in measured):
             return Score(figure)
     raise InputError(
-        "the outputs of FP32 and INT8 cannot be compared: their shapes depend on the values",
+        "the outputs of FP32 and INT8 cannot be compared: their shapes depend on the values, or FP32 is almost zero in "
+        "all samples",
         remedy="give a --metric that judges the outputs",
     )

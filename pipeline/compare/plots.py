@@ -75,7 +75,7 @@ def layer_heatmap(outcome: Outcome) -> bytes | None:
         [item.label.replace(" ", "\n") for item in shown],
         colour_label="Relative L2 error, accumulated",
         title="Error of every layer, by calibrator",
-        annotate=[[f"{value:.3f}" for value in row] for row in matrix],
+        annotate=[["-" if np.isnan(value) else f"{value:.3f}" for value in row] for row in matrix],
     )
 
 

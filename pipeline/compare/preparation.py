@@ -15,6 +15,7 @@ from pipeline.combinations import idle_for_model
 from pipeline.compare.activations import activation_outputs
 from pipeline.compare.archive import open_archive
 from pipeline.compare.config import MIN_SAMPLES, CompareConfig
+from pipeline.compare.figures import facts_of
 from pipeline.compare.follow_up import check_exported
 from pipeline.compare.histogram import clipped_values
 from pipeline.compare.images import coding_of_arrays, coding_of_images, image_input
@@ -24,6 +25,7 @@ from pipeline.compare.records import SAMPLES_NPZ, Extremes, SamplesResult
 from pipeline.compare.runs import Setting, file_set, files_of
 from pipeline.compare.task import FileSet
 from pipeline.core.errors import InputError
+from pipeline.errors.graphs import Graph
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -179,6 +181,7 @@ class Preparation:
             total=samples.result.samples,
             static_batch=static_batch(inputs) is not None,
             labels=self.labels,
+            outputs=facts_of(Graph(self.prepared.result.model_path), labelled=self.labels is not None),
             metric=config.metric,
             metric_sha256=None if code is None else code.source_sha256(),
             metric_file=None if code is None or code.file is None else file_set(code.file),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import numpy as np
 
 from pipeline.compare.bootstrap import Resampling, best_row
-from pipeline.compare.figures import RELATIVE_L2
+from pipeline.compare.figures import RELATIVE_L2, mean_of_known
 from pipeline.compare.shifts import CLEAN
 from pipeline.records import Record
 
@@ -56,22 +56,23 @@ class Recommendation(Record):
     """Differences of the score below this cannot be told on these samples: the median half-width of the intervals."""
 
 
-def recommend(measured: Sequence[Measured], score: Score, samples: int, seed: int) -> Recommendation:
+def recommend(measured: Sequence[Measured], score: Score, seed: int) -> Recommendation:
     """Among the calibrators that cannot be told from the best on clean data, the one that does best under the shifts
     that were measured; where that tells nothing either, the one of least output error; then the first.
 
     Args:
         measured: INT8 graphs of one calibration set, in the order of the experiment.
     """
+    clean = _of_all([score.of(item.clean) for item in measured])
+    samples = clean.shape[1]
     resampling = Resampling(samples, seed)
-    clean = np.stack([score.of(item.clean) for item in measured])
     best = best_row(list(clean))
     differences = resampling.against(best, clean)
     alike = [row for row, difference in enumerate(differences) if not difference.told_apart]
     reasons = [_first_reason(measured, score, best, alike, clean, samples)]
     candidates = alike
     if len(candidates) > 1 and (shifted := _shifted_scores(measured, score)) is not None:
-        candidates, reason = _best_under_shift(measured, score, shifted, candidates, resampling)
+        candidates, reason = _best_under_shift(measured, score, shifted, candidates, seed)
         reasons.append(reason)
     chosen = candidates[0]
     if len(candidates) > 1:
@@ -142,19 +143,27 @@ def _named(labels: Sequence[str]) -> str:
 
 
 def _shifted_scores(measured: Sequence[Measured], score: Score) -> Floats | None:
-    """Per calibrator and sample, the mean score over the shifted conditions; None where there are none."""
+    """Per calibrator and sample, the mean score over the shifted conditions; None where there are none, or no sample
+    that they are about."""
     conditions = [key for key in measured[0].draws if key != (CLEAN.kind, CLEAN.strength)]
     if not conditions:
         return None
-    return np.stack([np.mean([score.of(item.figures(key)) for key in conditions], axis=0) for item in measured])
+    found = _of_all([mean_of_known([score.of(item.figures(key)) for key in conditions]) for item in measured])
+    return found if found.size else None
+
+
+def _of_all(rows: Sequence[Floats]) -> Floats:
+    """The rows, (k, samples), without the samples that some row is not about (NaN)."""
+    stacked = np.stack(rows)
+    return stacked[:, ~np.isnan(stacked).any(axis=0)]
 
 
 def _best_under_shift(
-    measured: Sequence[Measured], score: Score, shifted: Floats, candidates: list[int], resampling: Resampling
+    measured: Sequence[Measured], score: Score, shifted: Floats, candidates: list[int], seed: int
 ) -> tuple[list[int], str]:
     rows = shifted[candidates]
     best = best_row(list(rows))
-    differences = resampling.against(best, rows)
+    differences = Resampling(rows.shape[1], seed).against(best, rows)
     left = [
         candidate for candidate, difference in zip(candidates, differences, strict=True) if not difference.told_apart
     ]
@@ -171,7 +180,7 @@ def _best_under_shift(
 
 
 def _least_error(measured: Sequence[Measured], candidates: Sequence[int]) -> tuple[int, str]:
-    errors = [float(np.mean(measured[row].clean[RELATIVE_L2])) for row in candidates]
+    errors = [float(mean_of_known(measured[row].clean[RELATIVE_L2])) for row in candidates]
     if not np.isfinite(errors).all():
         return candidates[0], f"{measured[candidates[0]].label} is the first of them."
     least = int(np.argmin(errors))

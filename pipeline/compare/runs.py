@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from pipeline.compare.archive import write_arrays
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from pipeline.compare.figures import OutputFacts
     from pipeline.compare.images import PixelCoding
     from pipeline.compare.workers import Workers
     from pipeline.core.progress import Progress
@@ -29,7 +30,7 @@ LAYER_SAMPLES = 64
 """Samples on which the layers are compared, evenly spaced over the held-aside ones."""
 
 
-_EVALUATION = 2
+_EVALUATION = 3
 """To be raised when a change of this package changes the figures of equal tasks: kept ones are then measured again."""
 
 
@@ -43,6 +44,7 @@ class Setting:
     static_batch: bool
     labels: tuple[tuple[int, int], ...] | None
     """(sample, class) of every sample."""
+    outputs: Mapping[str, OutputFacts]
     metric: str | None
     metric_sha256: str | None
     metric_file: FileSet | None
@@ -116,6 +118,7 @@ def output_task(
             "activations": list(setting.activations) if noisy else [],
             "coding": setting.coding.model_dump(mode="json") if setting.coding is not None and on_images else None,
             "labels": None if setting.labels is None else [list(pair) for pair in setting.labels],
+            "outputs": {name: asdict(facts) for name, facts in setting.outputs.items()},
             "metric": setting.metric,
             "metric_sha256": setting.metric_sha256,
             "keep": int8 is None,

@@ -12,6 +12,7 @@ import numpy as np
 
 from pipeline.compare.bootstrap import Resampling
 from pipeline.compare.figures import AGREEMENT, COSINE, METRIC, RELATIVE_L2, TOP1, TOP5
+from pipeline.compare.measured import has_figure
 from pipeline.compare.shifts import CLEAN
 from pipeline.core.files import canonical_json, write_bytes, write_text
 
@@ -32,7 +33,8 @@ COLUMNS: Final = (
     TOP5, COSINE, "sqnr_db", "clipping_share", "worst_layer", "worst_layer_relative_l2", "graph",
 )  # fmt: skip
 """``drop_from_clean``: score of FP32 without shift minus the row's; ``drop_from_shifted``: of FP32 under the same
-shift. Shares and scores are not in per cent; ``_low`` and ``_high`` are ends of 95 % bootstrap intervals."""
+shift. Shares and scores are not in per cent; ``_low`` and ``_high`` are ends of 95 % bootstrap intervals. Relative
+figures are without the samples in which FP32 is almost zero."""
 
 
 def rows(
@@ -80,14 +82,15 @@ def _row(
         figure: figures[figure] for figure in (TOP1, METRIC, AGREEMENT, RELATIVE_L2) if figure in figures
     }
     wanted.update(_drops(figures, condition, fp32, score, is_fp32=item.variant is None))
-    finite = {name: values for name, values in wanted.items() if np.isfinite(values).all()}
+    finite = {name: values for name, values in wanted.items() if has_figure({**figures, name: values}, name)}
     for figure in (TOP5, COSINE):
-        if figure in figures and np.isfinite(figures[figure]).all():
-            row[figure] = float(figures[figure].mean())
+        if has_figure(figures, figure):
+            row[figure] = float(np.nanmean(figures[figure]))
     if RELATIVE_L2 in finite:
         row["sqnr_db"] = _decibels(finite[RELATIVE_L2])
-    if item.layers is not None and item.layers.size and condition == (CLEAN.kind, CLEAN.strength):
-        worst = int(np.argmax(item.layers))
+    known = item.layers is not None and np.isfinite(item.layers).any()
+    if item.layers is not None and known and condition == (CLEAN.kind, CLEAN.strength):
+        worst = int(np.nanargmax(item.layers))
         row.update(worst_layer=layers[worst], worst_layer_relative_l2=float(item.layers[worst]))
     return row, finite
 
@@ -110,7 +113,7 @@ def _drops(
 
 def _decibels(relative: Floats) -> float | None:
     """SQNR from the root mean square of the samples' relative errors; None where there is no error at all."""
-    mean_square = float(np.mean(relative**2))
+    mean_square = float(np.nanmean(relative**2))
     return None if mean_square == 0.0 else -10.0 * float(np.log10(mean_square))
 
 

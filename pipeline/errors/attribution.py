@@ -20,6 +20,7 @@ from pipeline.errors.doubtful import known_range
 from pipeline.errors.hybrid import Quantisation, hybrid, quantisation_of
 from pipeline.errors.matching import match_nodes
 from pipeline.errors.outputs import OutputErrors, TopOne
+from pipeline.errors.scores import score_kinds
 from pipeline.records import Record
 
 if TYPE_CHECKING:
@@ -111,15 +112,17 @@ def attribute(
         switched: OrtReading(mixture(switched), names, label="a mixture of both graphs", optimise=False)
         for switched in subsets
     }
-    errors = {switched: OutputErrors(names[0], known_range(fp32, names[0])) for switched in subsets}
-    top = {switched: TopOne(labels, names) for switched in subsets} if labels is not None else {}
+    kinds = score_kinds(fp32, labelled=labels is not None)
+    first, at_least = names[0], known_range(fp32, names[0])
+    errors = {switched: OutputErrors(first, at_least, scores=kinds[first]) for switched in subsets}
+    top = {switched: TopOne(labels, kinds) for switched in subsets} if labels is not None else {}
     seen = 0
     with progress.task("comparing QAT with PTQ", total=total, unit="samples") as task:
         for batch in batches:
             wanted = reference(batch)
             for switched in subsets:
                 found = readings[switched](batch)
-                errors[switched].add(batch.samples, wanted[names[0]], found[names[0]])
+                errors[switched].add(batch.samples, wanted[first], found[first])
                 if top:
                     top[switched].add(batch.samples, wanted, found)
             seen += len(batch.samples)

@@ -25,7 +25,8 @@ class OutputFigures(Record):
     sqnr_db: float | None = None
     """10 log10(Σ‖fp32‖² / Σ‖fp32 − int8‖²) over all samples, at most 200; None: not floating point, or all zero."""
     agreement: float | None = None
-    """Share of samples (of steps, for a sequence of classes) whose arg-max along the last axis is the same."""
+    """Share of samples (of steps, for a sequence of classes) whose arg-max is the same, of class scores; of whole
+    numbers the share of equal ones. None for others."""
     max_abs: float | None = None
     """Largest absolute error over all samples."""
     max_abs_sample: int | None = None

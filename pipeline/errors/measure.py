@@ -20,6 +20,7 @@ from pipeline.errors.local import LocalLayer, cut_layer
 from pipeline.errors.metrics import METRICS, PEAK, PairSums, rows_per_sample, warm_up
 from pipeline.errors.neighbours import neighbours
 from pipeline.errors.outputs import OutputErrors, TopOne
+from pipeline.errors.scores import score_kinds
 from pipeline.errors.streaming import compared, paired
 from pipeline.errors.table import COLUMNS, ErrorTable, LayerInfo
 from pipeline.errors.workers import Workers
@@ -113,8 +114,9 @@ class _Run:
         }
         self.calibrator_energy = {name: dict.fromkeys(ranges, 0.0) for name, ranges in self.calibrated.items()}
         self.fp32 = fp32
-        self.outputs = {name: OutputErrors(name, known_range(fp32, name)) for name in fp32.outputs}
-        self.top_one = TopOne(labels, list(fp32.outputs)) if labels is not None else None
+        kinds = score_kinds(fp32, labelled=labels is not None)
+        self.outputs = {name: OutputErrors(name, known_range(fp32, name), scores=kinds[name]) for name in kinds}
+        self.top_one = TopOne(labels, kinds) if labels is not None else None
         fed = [name for cut in cuts for name in cut.feeds]
         self.layer_tensors = [layer.tensor for layer in layers]
         shown = () if self.engine is None else self.engine.tensors

@@ -10,33 +10,21 @@ from pipeline.core.errors import InputError
 from pipeline.errors.doubtful import judge
 from pipeline.errors.figures import OutputFigures
 from pipeline.errors.metrics import PEAK
+from pipeline.errors.scores import class_scores, judged_output, scores_of
 from pipeline.errors.streaming import compared
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from pipeline.errors.capture import Arrays
+    from pipeline.errors.scores import Scores
 
-__all__ = ["LARGEST_SQNR_DB", "OutputErrors", "TopOne", "class_scores", "decibels"]
+__all__ = ["LARGEST_SQNR_DB", "OutputErrors", "TopOne", "decibels"]
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 Floats: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 
 LARGEST_SQNR_DB = 200.0
-
-
-def class_scores(values: Array, samples: int) -> Array | None:
-    """``values`` as class scores of shape (samples, steps, classes), or None where they cannot be.
-
-    Scores are floating point of shape (samples, classes), (samples, steps, classes), or (samples, classes, 1, 1).
-    """
-    if values.dtype.kind != "f" or values.ndim < 2 or values.shape[0] != samples:
-        return None
-    if values.ndim > 3 and all(dim == 1 for dim in values.shape[2:]):
-        values = values.reshape(samples, -1)
-    if values.ndim > 3 or values.shape[-1] < 2:
-        return None
-    return values.reshape(samples, -1, values.shape[-1])
 
 
 def decibels(signal: float, noise: float) -> float:
@@ -49,10 +37,12 @@ class OutputErrors:
 
     Args:
         at_least: the output's range is so large (:func:`pipeline.errors.doubtful.known_range`).
+        scores: of classes, which agree or not (:func:`pipeline.errors.scores.score_kinds`).
     """
 
-    def __init__(self, name: str, at_least: float = 0.0) -> None:
+    def __init__(self, name: str, at_least: float = 0.0, *, scores: Scores = "none") -> None:
         self.name = name
+        self._scores: Scores = scores
         self._at_least = at_least
         self._samples: list[int] = []
         self._values: dict[str, list[Floats]] = {key: [] for key in ("relative_l2", "cosine", "max_abs", PEAK)}
@@ -74,7 +64,7 @@ class OutputErrors:
             return
         self._energy[0] += float(sums.reference_square.sum())
         self._energy[1] += float(sums.difference_square.sum())
-        scores, other_scores = class_scores(reference, len(samples)), class_scores(other, len(samples))
+        scores, other_scores = (scores_of(self._scores, values, len(samples)) for values in (reference, other))
         if scores is not None and other_scores is not None:
             self._agree.extend((scores.argmax(axis=2) == other_scores.argmax(axis=2)).mean(axis=1).tolist())
 
@@ -113,12 +103,12 @@ class TopOne:
 
     Args:
         labels: sample number to class index.
-        outputs: the graph's outputs in order.
+        kinds: what the graph's outputs hold, in their order.
     """
 
-    def __init__(self, labels: Mapping[int, int], outputs: Sequence[str]) -> None:
+    def __init__(self, labels: Mapping[int, int], kinds: Mapping[str, Scores]) -> None:
         self._labels = labels
-        self._outputs = list(outputs)
+        self._kinds = dict(kinds)
         self._right = [0, 0]
         self._seen = 0
 
@@ -150,11 +140,10 @@ class TopOne:
         self._seen += len(samples)
 
     def _judged(self, arrays: Arrays, samples: int) -> str:
-        for name in self._outputs:
-            scores = class_scores(arrays[name], samples)
-            if scores is not None and scores.shape[1] == 1:
-                return name
-        shapes = ", ".join(f"{name!r} {arrays[name].shape}" for name in self._outputs)
+        name = judged_output(self._kinds, arrays, samples)
+        if name is not None:
+            return name
+        shapes = ", ".join(f"{name!r} {arrays[name].shape}" for name in self._kinds)
         raise InputError(
             f"labels are given, but no output has one row of class scores per sample: {shapes}",
             remedy="leave --labels out for this model",

@@ -15,7 +15,8 @@ from pipeline.accuracy import Figures
 from pipeline.core.errors import CheckFailed, InputError
 from pipeline.core.files import write_json
 from pipeline.errors.capture import OrtReading, micro_batches
-from pipeline.errors.outputs import TopOne, class_scores, decibels
+from pipeline.errors.outputs import TopOne, decibels
+from pipeline.errors.scores import score_kinds, scores_of
 from pipeline.errors.streaming import compared
 
 if TYPE_CHECKING:
@@ -95,7 +96,8 @@ class Evaluator:
         self.network = network
         self.labels = labels
         self.memory = memory
-        self.outputs = list(network.fp32.outputs)
+        self.kinds = score_kinds(network.fp32, labelled=labels is not None)
+        self.outputs = list(self.kinds)
         self._reference = OrtReading(
             network.fp32.proto,
             self.outputs,
@@ -152,7 +154,7 @@ class Evaluator:
         reading = OrtReading(graph, self.outputs, label="the INT8 graph", optimise=True)
         signal, noise = dict.fromkeys(self.outputs, 0.0), dict.fromkeys(self.outputs, 0.0)
         agreed: list[float] = []
-        top = TopOne(self.labels, self.outputs) if self.labels is not None else None
+        top = TopOne(self.labels, self.kinds) if self.labels is not None else None
         judged: str | None = None
         for batch, wanted in self.pairs():
             found = reading(batch)
@@ -162,10 +164,10 @@ class Evaluator:
                 sums = compared(name, wanted[name], found[name], batch.samples)
                 signal[name] += float(sums.reference_square.sum())
                 noise[name] += float(sums.difference_square.sum())
-                scores = class_scores(wanted[name], len(batch.samples))
+                scores = scores_of(self.kinds[name], wanted[name], len(batch.samples))
                 if scores is not None and judged in (None, name):
                     judged = name
-                    other = class_scores(found[name], len(batch.samples))
+                    other = scores_of(self.kinds[name], found[name], len(batch.samples))
                     if other is not None:
                         agreed.extend((scores.argmax(axis=2) == other.argmax(axis=2)).mean(axis=1).tolist())
             if top is not None:

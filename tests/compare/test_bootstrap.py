@@ -84,3 +84,14 @@ def test_many_samples_are_drawn_in_pieces_with_the_same_result(monkeypatch: pyte
 def test_no_samples_is_an_error() -> None:
     with pytest.raises(ValueError, match="at least one sample"):
         Resampling(0, seed=0)
+
+
+def test_a_row_is_resampled_among_the_samples_that_it_is_about() -> None:
+    generator = np.random.default_rng(5)
+    values = generator.random((3, 60))
+    whole = Resampling(60, seed=2).intervals(values)
+    partly = values.copy()
+    partly[1, 40:] = np.nan
+    found = Resampling(60, seed=2).intervals(partly)
+    assert (found[0], found[2]) == (whole[0], whole[2])
+    assert found[1] == Resampling(40, seed=2).intervals(values[1:2, :40])[0]

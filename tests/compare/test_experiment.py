@@ -325,23 +325,51 @@ def test_a_network_without_activation_layers_has_no_noise(tmp_path: Path) -> Non
         run_experiment(CompareConfig(**values, samples=30, shift_sigma=(0.1,)))
 
 
-def test_outputs_that_are_almost_zero_are_said(given: Path, tmp_path: Path) -> None:
-    """Behind a sigmoid, whose range is known; their relative error counts like any other."""
+def _behind_a_sigmoid(given: Path, folder: Path, shift: float) -> Path:
+    """The scores less ``shift`` behind a sigmoid, whose range is known."""
     import onnx
 
     model = onnx.load(given / "model.onnx")
-    model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(14), "shift"))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(shift), "shift"))
     model.graph.node.append(onnx.helper.make_node("Sub", ["scores", "shift"], ["lower"], "sub"))
     model.graph.node.append(onnx.helper.make_node("Sigmoid", ["lower"], ["share"], "sigmoid"))
     model.graph.output[0].name = "share"
-    onnx.save(model, tmp_path / "model.onnx")
+    onnx.save(model, folder / "model.onnx")
+    return folder / "model.onnx"
+
+
+def test_samples_that_are_almost_zero_are_left_out_and_said(given: Path, tmp_path: Path) -> None:
+    (scores,) = make_session(given / "model.onnx").run(["scores"], {"x": np.load(given / "data.npy")})
+    largest = scores.max(axis=1)
+    shift = float(np.median(largest)) + 6.9  # a sigmoid of less than -6.9 is below 0.001
+    model = _behind_a_sigmoid(given, tmp_path, shift)
     said = Lines()
-    changes = {"model": str(tmp_path / "model.onnx"), "labels": None, "calibrators": ("minmax",)}
-    outcome = run_experiment(config(given, tmp_path / "out", **changes), progress=said)
+    changes = {"model": str(model), "labels": None, "calibrators": ("minmax", "percentile(99)")}
+    outcome = run_experiment(config(given, tmp_path / "out", **changes, shift_sigma=(0.1,)), progress=said)
+    held = [int(number) for number in outcome.document["data"]["samples"]]
+    zero = 1 / (1 + np.exp(shift - largest[held])) < 1e-3
+    assert 0 < zero.sum() < len(held)
     (reason,) = (text for text in outcome.recommendation.reasons if "almost zero" in text)
-    assert reason.startswith("FP32's output 'share' is almost zero in 64 of 64 samples (below 0.001 of its range)")
+    assert reason.startswith(f"FP32's output 'share' is almost zero in {zero.sum()} of 64 samples (below 0.001 of its")
     assert reason in said.lines
     assert reason in json.loads((tmp_path / "out" / "compare.json").read_text())["recommendation"]["reasons"]
+    for item in outcome.measured:
+        errors = item.clean["relative_l2"]
+        assert np.array_equal(np.isnan(errors), zero)
+        assert np.array_equal(item.clean["left_out"] > 0, zero)
+        (row,) = (row for row in outcome.table if row["calibrator"] == item.label and row["shift"] == "none")
+        assert row["relative_l2"] == pytest.approx(np.nanmean(errors))
+        assert row["relative_l2_low"] < row["relative_l2"] < row["relative_l2_high"]
+        assert row["sqnr_db"] == pytest.approx(-10 * np.log10(np.nanmean(errors**2)))
+        assert row["agreement"] is None, "an output behind a sigmoid has no class scores"
+    assert f"on {len(held) - zero.sum()} samples" in outcome.recommendation.reasons[0]
+
+
+def test_nothing_but_almost_zero_cannot_be_compared(given: Path, tmp_path: Path) -> None:
+    model = _behind_a_sigmoid(given, tmp_path, 40.0)
+    changes = {"model": str(model), "labels": None, "calibrators": ("minmax",)}
+    with pytest.raises(InputError, match="or FP32 is almost zero in all samples"):
+        run_experiment(config(given, tmp_path / "out", **changes))
 
 
 @pytest.mark.parametrize("figure", ["top1", "agreement", "relative_l2"])

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import pytest
 
-from pipeline.compare.figures import SampleFigures, check_labels
+from pipeline.compare.figures import OutputFacts, SampleFigures, check_labels
 from pipeline.core.errors import CheckFailed, InputError
+from pipeline.errors.scores import Scores
+
+
+def facts(outputs: Iterable[str], scores: Scores = "rows") -> dict[str, OutputFacts]:
+    return {name: OutputFacts(scores, 0.0) for name in outputs}
 
 
 def figures_of(
@@ -14,7 +21,7 @@ def figures_of(
     labels: dict[int, int] | None = None,
     reference: dict[str, np.ndarray] | None = None,
 ) -> dict[str, np.ndarray]:
-    collected = SampleFigures(labels)
+    collected = SampleFigures(labels, facts(outputs))
     count = len(next(iter(outputs.values())))
     for start in range(0, count, 2):  # batches of two, the last one shorter
         rows = slice(start, start + 2)
@@ -72,15 +79,16 @@ def test_several_outputs_count_alike_and_integers_agree_or_not() -> None:
 
 def test_outputs_of_other_shape_are_left_out() -> None:
     reference = {"boxes": np.ones((2, 7), np.float32)}
-    found = SampleFigures(None)
+    found = SampleFigures(None, facts(reference))
     found.add((0, 1), {"boxes": np.ones((2, 5), np.float32)}, reference, None)
     assert np.isnan(found.arrays()["relative_l2"]).all()
 
 
 def test_a_nan_is_named() -> None:
     reference = {"scores": np.ones((1, 2), np.float32)}
+    found = {"scores": np.array([[np.nan, 1.0]], np.float32)}
     with pytest.raises(CheckFailed, match="'scores'"):
-        SampleFigures(None).add((4,), {"scores": np.array([[np.nan, 1.0]], np.float32)}, reference, None)
+        SampleFigures(None, facts(reference)).add((4,), found, reference, None)
 
 
 @pytest.mark.parametrize(
@@ -94,4 +102,33 @@ def test_a_nan_is_named() -> None:
 )
 def test_labels_that_do_not_fit(outputs: dict[str, np.ndarray], labels: dict[int, int], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        check_labels(outputs, (0, 1), labels)
+        check_labels(outputs, (0, 1), labels, facts(outputs))
+
+
+def test_a_sample_of_almost_nothing_has_no_relative_error() -> None:
+    reference = {"a": np.array([[1.0, 1.0], [1e-6, 0.0]], np.float32), "b": np.ones((2, 2), np.float32)}
+    outputs = {"a": np.array([[2.0, 1.0], [1.0, 1.0]], np.float32), "b": np.ones((2, 2), np.float32)}
+    found = SampleFigures(None, facts(reference))
+    found.add((0, 1), outputs, reference, None)
+    arrays = found.arrays()
+    assert arrays["relative_l2"] == pytest.approx([np.sqrt(0.5) / 2, 0.0]), "of the other output alone"
+    assert arrays["left_out"].tolist() == [0.0, 0.0]
+    alone = SampleFigures(None, facts(["a"]))
+    alone.add((0, 1), {"a": outputs["a"]}, {"a": reference["a"]}, None)
+    assert np.isnan(alone.arrays()["relative_l2"]).tolist() == [False, True]
+    assert np.isnan(alone.arrays()["cosine"]).tolist() == [False, True]
+    assert alone.arrays()["left_out"].tolist() == [0.0, 1.0]
+
+
+def test_another_shape_is_no_almost_zero() -> None:
+    reference = {"boxes": np.ones((2, 7), np.float32)}
+    found = SampleFigures(None, facts(reference))
+    found.add((0, 1), {"boxes": np.ones((2, 5), np.float32)}, reference, None)
+    assert found.arrays()["left_out"].tolist() == [0.0, 0.0]
+
+
+def test_agreement_is_of_class_scores_alone() -> None:
+    values = {"y": np.eye(2, dtype=np.float32)}
+    found = SampleFigures(None, facts(values, "none"))
+    found.add((0, 1), values, values, None)
+    assert np.isnan(found.arrays()["agreement"]).all()

@@ -51,7 +51,7 @@ def fp32() -> Measured:
 
 
 def advice(*measured: Measured):  # type: ignore[no-untyped-def]
-    return recommend(measured, chosen_score(measured), SAMPLES, seed=0)
+    return recommend(measured, chosen_score(measured), seed=0)
 
 
 def test_a_clear_winner_is_taken() -> None:

@@ -104,7 +104,7 @@ def test_an_output_that_is_almost_zero_is_attributed_by_its_absolute_error():
         return Graph(shifted)
 
     found = attribute(low(ptq.fp32), low(ptq.int8), low(_set_scale(ptq.int8, "relu_scale", 0.25)), batches())
-    assert set(found.figures) == {"largest absolute error", "agreement"}
+    assert set(found.figures) == {"largest absolute error"}
     before, after = found.figures["largest absolute error"]
     assert sum(found.parts["largest absolute error"].values()) == pytest.approx(after - before)
     assert re.match(r"largest absolute error: PTQ \d\S*e-\d\d, QAT ", found.sentences()[0])
