@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from calibrators import Calibrator, TensorStatistics
     from pipeline.config import PlacementConfig
     from pipeline.placement.graph import GraphView
-    from pipeline.placement.plan import ActivationPoint, PlacementPlan
+    from pipeline.placement.plan import ActivationPoint, PlacementPlan, WeightPoint
 
 __all__ = ["SCHEMA", "QuantizeResult", "activation_ranges", "clipped_energy", "merge_tensors", "run"]
 
@@ -92,7 +92,7 @@ def run(
     if plan.prequantized:
         warnings += repair(loaded)
         graph = GraphView(loaded)
-        tensors, weight_records = _given_entries(graph), {}
+        tensors, weight_records = _given_entries(graph), _given_weights(graph)
     else:
         graph = GraphView(loaded)
         ranges, warnings = activation_ranges(plan.activations, statistics, calibrator)
@@ -237,7 +237,7 @@ def _entry(
 
 
 def _given_entries(graph: GraphView) -> dict[str, dict[str, Any]]:
-    from pipeline.placement.existing import given_scales
+    from pipeline.placement.given import given_scales
 
     return {
         name: {
@@ -246,6 +246,27 @@ def _given_entries(graph: GraphView) -> dict[str, dict[str, Any]]:
         }
         for name, scale in given_scales(graph).items()
     }  # fmt: skip
+
+
+def _given_weights(graph: GraphView) -> dict[str, dict[str, Any]]:
+    from pipeline.placement.given import given_weights
+
+    records: dict[str, dict[str, Any]] = {}
+    for weight in given_weights(graph):
+        scale = weight.scale.astype(np.float64)
+        records[_free_name(weight.point, records)] = {
+            "node": weight.point.node,
+            "input": weight.point.input_index,
+            "axis": weight.point.axis,
+            "amax": (scale * 127.0).tolist(),
+            "scale": scale.tolist(),
+        }
+    return records
+
+
+def _free_name(point: WeightPoint, records: Mapping[str, object]) -> str:
+    """Of a weight that several nodes read, each but the first one with its node."""
+    return point.tensor if point.tensor not in records else f"{point.tensor} ({point.node})"
 
 
 def _insert(
@@ -273,9 +294,9 @@ def _insert(
         amax = weight_amax(array, point.axis, point.tensor)
         scale = weight_scales(amax)
         scales[point.node, point.input_index] = scale
-        name = point.tensor if point.tensor not in records else f"{point.tensor} ({point.node})"
-        records[name] = {
+        records[_free_name(point, records)] = {
             "node": point.node,
+            "input": point.input_index,
             "axis": point.axis,
             "amax": amax.reshape(-1).tolist(),
             "scale": scale.reshape(-1).tolist(),

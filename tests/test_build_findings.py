@@ -15,6 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from pipeline.artifact import Artifact, calibrator_text
 from pipeline.cli.build import command
 from pipeline.cli.calibrate import command as calibrate_command
+from pipeline.cli.explain import command as explain_command
 from pipeline.cli.inspect import command as inspect_command
 from pipeline.config import Profile, load_config
 from pipeline.core.errors import InputError
@@ -286,6 +287,15 @@ def test_an_artifact_of_given_scales_names_no_calibrator(tmp_path: Path, data: P
         result = built(model, data, out)
         assert result.exit_code == 0, result.output
     assert [Artifact.open(out).manifest.calibration.given for out in (first, second)] == [False, True]
+    own, given = (json.loads((out / "scales.json").read_text())["weights"] for out in (first, second))
+    assert {name: (entry["axis"], entry["scale"]) for name, entry in given.items()} == {
+        name: (entry["axis"], pytest.approx(entry["scale"])) for name, entry in own.items()
+    }
+    assert f"{len(own)} weights" in result.stderr
+    explained = CliRunner().invoke(explain_command, [str(second)]).stdout
+    assert "QuantizeLinear" not in explained
+    assert explained.startswith("2 of 7 nodes quantised")
+    assert "channels, axis" in explained
     tensors = Artifact.open(second).manifest.calibration.tensors
     assert tensors > 0
     text = f"the model's own Q/DQ nodes, {tensors} tensors"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipeline.core.errors import InputError
+from pipeline.placement.given import RULE
 from pipeline.placement.graph import GraphView
 from pipeline.placement.ops import QUANTIZERS, WEIGHTED
 from pipeline.placement.plan import NodeDecision, PlacementPlan
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from pipeline.config import PlacementConfig
 
-__all__ = ["given_scales", "has_quantizers", "plan_existing", "repair"]
+__all__ = ["has_quantizers", "plan_existing", "repair"]
 
 _INTEGER_OPERATORS = (
     "QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger", "DynamicQuantizeLinear",
@@ -34,7 +35,6 @@ _INTEGER_OPERATORS = (
 )  # fmt: skip
 _MIDDLE = 128
 _SHOWN = 8
-_RULE = "existing"
 
 
 def has_quantizers(graph: GraphView) -> bool:
@@ -58,6 +58,8 @@ def plan_existing(graph: GraphView, config: PlacementConfig) -> PlacementPlan:
     graph = GraphView(graph.model)
     decisions = []
     for node in graph.nodes:
+        if graph.op(node) in QUANTIZERS:
+            continue  # how others are quantised, not a node to decide about
         quantized, reason = _state(graph, node)
         decisions.append(
             NodeDecision(
@@ -65,7 +67,7 @@ def plan_existing(graph: GraphView, config: PlacementConfig) -> PlacementPlan:
                 op=graph.op(node),
                 outputs=tuple(value.name or "" for value in node.outputs),
                 quantized=quantized,
-                rule=_RULE,
+                rule=RULE,
                 reason=reason,
             )
         )
@@ -78,8 +80,6 @@ def plan_existing(graph: GraphView, config: PlacementConfig) -> PlacementPlan:
 
 def _state(graph: GraphView, node: ir.Node) -> tuple[bool, str]:
     op = graph.op(node)
-    if op in QUANTIZERS:
-        return False, "a Q/DQ node that came with the model"
     dequantised = [
         index for index, value in enumerate(node.inputs) if graph.producer(value, "DequantizeLinear") is not None
     ]
@@ -91,17 +91,6 @@ def _state(graph: GraphView, node: ir.Node) -> tuple[bool, str]:
             f"only input {dequantised[0]} has a Q/DQ pair in the model; with one float operand it runs in float",
         )
     return True, f"input {', '.join(map(str, dequantised))} quantised by pairs that came with the model"
-
-
-def given_scales(graph: GraphView) -> dict[str, float]:
-    """Scale by name of every computed tensor that a per-tensor QuantizeLinear of the graph reads, in graph order."""
-    scales: dict[str, float] = {}
-    for node in graph.nodes:
-        if graph.op(node) == "QuantizeLinear" and not graph.is_constant(node.inputs[0]):
-            scale = graph.scalar(node.inputs[1])
-            if scale is not None and node.inputs[0] is not None:
-                scales.setdefault(node.inputs[0].name or "", scale)
-    return scales
 
 
 def repair(model: ir.Model) -> tuple[str, ...]:

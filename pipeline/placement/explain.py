@@ -95,6 +95,11 @@ def explain_nodes(plan: PlacementPlan, scales: Mapping[str, Any]) -> list[NodeEx
             index=weight.input_index, tensor=weight.tensor, kind="weights", scales=tuple(own), axis=weight.axis
         )
         operands.setdefault(weight.node, []).append(operand)
+    for tensor, entry in weights.items() if plan.prequantized else ():  # the plan adds none
+        operand = Operand(
+            index=entry["input"], tensor=tensor, kind="weights", scales=tuple(entry["scale"]), axis=entry["axis"]
+        )
+        operands.setdefault(entry["node"], []).append(operand)
     explained = []
     for decision in plan.decisions:
         found = sorted(operands.get(decision.node, ()), key=lambda operand: operand.index)

@@ -15,7 +15,8 @@ from pipeline.config import PlacementConfig
 from pipeline.core.errors import InputError
 from pipeline.core.ort import make_session
 from pipeline.placement import make_plan
-from pipeline.placement.existing import given_scales, has_quantizers, repair
+from pipeline.placement.existing import has_quantizers, repair
+from pipeline.placement.given import given_scales, given_weights
 from pipeline.placement.graph import GraphView, load_graph
 from tests.placement.tiny import Tiny
 
@@ -270,6 +271,25 @@ def test_qoperator_format_is_refused(tmp_path: Path) -> None:
 def test_given_scales(tmp_path: Path) -> None:
     graph = GraphView(load_graph(network(scale=0.25).save(tmp_path, "y")))
     assert given_scales(graph) == {"x": 0.25}
+
+
+def test_given_weights(tmp_path: Path) -> None:
+    """Stored in INT8, or in float behind a pair; per channel, or one scale for all; of each node that reads them."""
+    net = network(weight_scale=np.full(16, 0.5))
+    net.constants["v"] = numpy_helper.from_array(np.ones((16, 16, 1, 1), np.float32), "v")
+    pair = net.pair("v", 0.25, ZERO)
+    for name in ("one", "two"):
+        net.op("Conv", ["x.dq", pair], name)
+    found = given_weights(GraphView(load_graph(net.save(tmp_path, "y", "one", "two"))))
+    shown = {(item.point.tensor, item.point.node, item.point.input_index, item.point.axis) for item in found}
+    assert shown == {("w", "y", 1, 0), ("v", "one", 1, None), ("v", "two", 1, None)}
+    scales = {item.point.tensor: item.scale.tolist() for item in found}
+    assert scales == {"w": [0.5] * 16, "v": [0.25]}
+
+
+def test_pairs_are_no_nodes_to_decide_about(tmp_path: Path) -> None:
+    plan = make_plan(network().save(tmp_path, "y"), PlacementConfig())
+    assert [(decision.node, decision.quantized) for decision in plan.decisions] == [("y", True)]
 
 
 def test_graph_of_onnxruntime(tmp_path: Path) -> None:
