@@ -424,10 +424,11 @@ def _key_given_twice(node: Any) -> str | None:
     return None
 
 
-def load_config(path: Path) -> dict[str, Any]:
+def load_config(path: Path | str) -> dict[str, Any]:
     """The mapping in a YAML file; paths in it are relative to the current folder, as on the command line."""
     import yaml
 
+    path = Path(path)
     try:
         text = path.read_text()
         value = yaml.safe_load(text)

@@ -184,7 +184,7 @@ def test_config_files(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="must be a mapping"):
         load_config(path)
     path.write_text("model: m.onnx\n")
-    assert load_config(path) == {"model": "m.onnx"}
+    assert load_config(path) == load_config(str(path)) == {"model": "m.onnx"}
 
 
 @pytest.mark.parametrize("text", ["a: &x [*x]\n", "model: &a {b: &c {<<: *a}}\n", "a: " + "[" * 3000 + "]" * 3000])

@@ -226,11 +226,14 @@ class _Notes:
 
 def test_control_flow_falls_back_to_tracing_and_says_so(models: str, tmp_path) -> None:
     progress = _Notes()
-    found = run(f"{models}:Flow", profiles=ROW, folder=tmp_path, progress=progress)
+    profiles = (Profile.parse("row=1x4,2x4,8x4"),)
+    found = run(f"{models}:Flow", profiles=profiles, folder=tmp_path, progress=progress)
+    assert [spec.name for spec in found.inputs] == ["row"]
     assert (found.exporter, found.opset) == ("torchscript", 17)
     assert "dynamo exporter cannot export" in found.notes[0]
     assert "data-dependent" in found.notes[0]
-    assert len(found.warnings) == 1
+    assert len(found.warnings) == 2
+    assert "by its position this input is forward's 'x', and the exported model calls it 'row'" in found.warnings[1]
     line = 1 + MODELS[: MODELS.index("x.sum()")].count("\n")
     assert f"tracing took a value for a constant: models.py:{line}" in found.warnings[0]
     assert progress.warnings == list(found.warnings)

@@ -27,7 +27,9 @@ _SHOWN = 10
 def command(artifact: Path, requests: Path, count: int | None, as_json: bool, quiet: bool, verbose: bool) -> None:
     """Say which share of REQUESTS each profile of ARTIFACT covers, and which profiles would fit better.
 
-    REQUESTS is a CSV file with a column of shapes (8x3x224x224) for each input, and an optional column count.
+    REQUESTS is a CSV file with a column of shapes (8x3x224x224) for each input, and an optional column count. Each
+    request goes to the profile whose optimum is nearest; the distance is the sum over its dimensions of
+    |log2(dimension / optimum)|: 0 is what the engine was tuned for, 1 is twice or half of it in one dimension.
     """
     from pipeline.artifact import Artifact
     from pipeline.config import Profile
@@ -73,7 +75,10 @@ def command(artifact: Path, requests: Path, count: int | None, as_json: bool, qu
 
 def _table(title: str, found: Coverage) -> Table:
 
-    caption = f"{100 * found.covered:.1f} % of {found.requests} requests covered, distance {found.mean_distance:.2f}"
+    caption = (
+        f"{100 * found.covered:.1f} % of {found.requests} requests covered, distance {found.mean_distance:.2f}\n"
+        "(sum of |log2(dimension / optimum)|, 1: twice or half the optimum)"
+    )
     figures = ("requests", "share", "distance")
     table = new_table(title, ("profile", "text"), *((name, "figure") for name in figures), caption=caption)
     for use in found.uses:

@@ -85,6 +85,11 @@ def export_python(
     finally:
         shutil.rmtree(work, ignore_errors=True)
     warnings = [f"{code.text}: tracing took a value for a constant: {text}" for text in header["warnings"]]
+    warnings += [
+        f"{code.text}: forward has no parameter {name!r}; by its position this input is forward's {own!r}, and the "
+        f"exported model calls it {name!r}"
+        for name, own in header["renamed"].items()
+    ]
     for warning in warnings:
         progress.warn(warning)
     progress.note(

@@ -124,7 +124,10 @@ def test_coverage_and_files() -> None:
     found = Coverage(requests=1_234_567, covered=1.0, mean_distance=12.34, uses=(use,), uncovered=())
     out, printed = plain()
     print_table(out, coverage._table("profiles of the artifact", found))
-    check(printed(), "1234567", "98.8 %", "12.34", "requests", "share", "distance")
+    check(
+        printed(), "1234567", "98.8 %", "12.34", "requests", "share", "distance",
+        "(sum of |log2(dimension / optimum)|, 1: twice or half the optimum)",
+    )  # fmt: skip
     target = {
         "version": "10.13.3.9", "plan_bytes": 123_400_000, "build_seconds": 1234.5, "peak_memory_bytes": 12_345_000_000,
         "built_on": "NVIDIA H200 (compute capability 9.0, driver 580.159.04)",

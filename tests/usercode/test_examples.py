@@ -87,6 +87,9 @@ def test_other_names_in_the_order_of_forward_go_by_position() -> None:
     found = _resolve(inputs=("ids:1x2:int64", "attention:1x2:int64"))
     assert not found.by_keyword
     assert found.names == ["ids", "attention"]
+    assert found.renamed == {"attention": "mask"}
+    assert _resolve(torch.ones(2, 3), profiles=("idz=1x3,2x3,8x3",)).renamed == {"idz": "ids"}
+    assert _resolve(inputs=("mask:1x2:int64",)).renamed == _resolve(profiles=("ids=1x2",)).renamed == {}
 
 
 def test_check_values_come_from_the_users_example() -> None:

@@ -34,6 +34,8 @@ class Example:
     """Input name -> axis -> smallest, optimal, largest size."""
     given: bool = False
     """Whether the values are the user's."""
+    renamed: dict[str, str] = field(default_factory=dict)
+    """Input name -> the parameter of ``forward`` that it becomes by its position, where that is called otherwise."""
 
     @property
     def names(self) -> list[str]:
@@ -82,6 +84,7 @@ def resolve_example(
     example = Example(tensors, by_keyword=set(tensors) <= set(parameters), given=given is not None and not inputs)
     if not example.by_keyword:
         _check_positions(list(tensors), parameters)
+        example.renamed = {name: own for name, own in zip(tensors, parameters, strict=False) if name != own}
     _set_dynamic(example, words, profiles)
     return example
 

@@ -37,7 +37,7 @@ def export(target: Any, task: dict[str, Any], recorder: FileRecorder) -> dict[st
 
     Returns:
         ``inputs`` (names in order), ``outputs``, ``dynamic`` (input name to axis to name of the dimension), ``checks``
-        (file names), ``warnings``; or ``export_failed`` with the exporter's words.
+        (file names), ``warnings``, ``renamed`` (input name to the parameter of ``forward`` it stands for); or ``export_failed`` with the exporter's words.
     """
     torch.manual_seed(0)
     # Its fused kernels have no ONNX equal.
@@ -77,6 +77,7 @@ def export(target: Any, task: dict[str, Any], recorder: FileRecorder) -> dict[st
         "dynamic": {name: {str(axis): text for axis, text in axes.items()} for name, axes in example.dynamic.items()},
         "checks": files,
         "warnings": _tracer_warnings(caught),
+        "renamed": example.renamed,
     }
 
 
