@@ -37,7 +37,8 @@ def export(target: Any, task: dict[str, Any], recorder: FileRecorder) -> dict[st
 
     Returns:
         ``inputs`` (names in order), ``outputs``, ``dynamic`` (input name to axis to name of the dimension), ``checks``
-        (file names), ``warnings``, ``renamed`` (input name to the parameter of ``forward`` it stands for); or ``export_failed`` with the exporter's words.
+        (file names), ``warnings``, ``renamed`` (input name to the parameter of ``forward`` it stands for); or
+        ``export_failed`` with the exporter's words.
     """
     torch.manual_seed(0)
     # Its fused kernels have no ONNX equal.
