@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator
 
-from pipeline.config import Preprocess
+from pipeline.config import Preprocess, Profile
 from pipeline.core.errors import CheckFailed, InputError
 from pipeline.core.files import sha256_file, write_json
 from pipeline.records import Record, TensorSpec
@@ -59,6 +59,8 @@ OTHER_SAMPLES = "reports/other-samples"
 SUMMARY = "reports/summary.md"
 _SWITCHES = {"tensorrt_range": "range as TensorRT's"}
 """Parameters that are 0 or 1, and what 1 means."""
+_FIGURES = ("build_seconds", "peak_memory_bytes", "plan_bytes")
+"""Of a target's record, where it has an engine."""
 WORK = ".work"
 """Finished stages, kept so that the next build goes on from them. Not part of the artifact."""
 
@@ -112,6 +114,34 @@ class CalibrationRecord(Record):
         return "the model's own Q/DQ nodes" if self.given else calibrator_text(self.calibrator, self.params)
 
 
+class _OutputRead(BaseModel):
+    """What commands read of an output's figures, :class:`pipeline.errors.figures.OutputFigures`; versions differ."""
+
+    name: str
+    agreement: float | None = None
+    almost_zero: int = 0
+    cosine_mean: float | None = None
+    cosine_min: float | None = None
+    far: int = 0
+    max_abs: float | None = None
+    max_abs_sample: int | None = None
+    note: str = ""
+    relative_l2_max: float | None = None
+    relative_l2_mean: float | None = None
+    value_range: float | None = None
+
+
+class _VerificationRead(BaseModel):
+    """What commands read of a verification."""
+
+    outputs: tuple[_OutputRead, ...] = ()
+    almost_zero_layers: dict[str, int] | None = None
+    layers: int = 0
+    samples: int = 0
+    top1_fp32: float | None = None
+    top1_int8: float | None = None
+
+
 class Manifest(Record):
     """Everything a reader must know to trust the files beside it."""
 
@@ -146,6 +176,39 @@ class Manifest(Record):
             if path.is_absolute() or ".." in path.parts or not path.parts:
                 raise ValueError(f"the file {name!r} does not lie in the artifact")
         return files
+
+
+    @field_validator("profiles")
+    @classmethod
+    def _readable(cls, profiles: tuple[str, ...]) -> tuple[str, ...]:
+        for text in profiles:
+            Profile.parse(text)
+        return profiles
+
+    @field_validator("verification")
+    @classmethod
+    def _verified(cls, figures: dict[str, Any]) -> dict[str, Any]:
+        try:
+            read = _VerificationRead.model_validate(figures)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        pairs: list[tuple[BaseModel, str, str]] = [(read, "top1_fp32", "top1_int8")]
+        for output in read.outputs:
+            pairs += [(output, "relative_l2_mean", "relative_l2_max"), (output, "max_abs", "value_range")]
+        for record, one, other in pairs:
+            if (getattr(record, one) is None) != (getattr(record, other) is None):
+                raise ValueError(f"{one} and {other} are there together or not at all")
+        return figures
+
+    @field_validator("targets")
+    @classmethod
+    def _counted(cls, targets: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        for target, record in targets.items():
+            for key in _FIGURES:
+                if not isinstance(record.get(key), (int, float, type(None))):
+                    raise ValueError(f"{key} of {target} is {record[key]!r}, expected a number")
+        return targets
 
 
 class Difference(Record):

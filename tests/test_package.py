@@ -129,3 +129,26 @@ def test_a_folder_in_the_place_of_a_file_is_found_before_the_old_artifact_is_tou
         package.run({"scales.json": tmp_path / "m"}, manifest(), folder=folder)
     assert (folder / MANIFEST).read_bytes() == before
     assert (folder / "model.int8.onnx").is_file()
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("profiles", ["x"], "profiles: profile 'x' is not NAME=MIN,OPT,MAX"),
+        ("targets", {"rtx": {"plan_bytes": "x"}}, "targets: plan_bytes of rtx is 'x', expected a number"),
+        ("targets", {"rtx": {"build_seconds": []}}, r"targets: build_seconds of rtx is \[\], expected a number"),
+        ("verification", {"outputs": None}, "verification: outputs: Input should be a valid tuple"),
+        ("verification", {"outputs": [None]}, "verification: outputs.0: Input should be a valid dictionary"),
+        ("verification", {"outputs": [{"name": "y", "far": "x"}]}, "outputs.0.far: Input should be a valid integer"),
+        ("verification", {"outputs": [{"name": "y", "max_abs": 1.0}]}, "max_abs and value_range are there together"),
+        ("verification", {"almost_zero_layers": "x"}, "almost_zero_layers: Input should be a valid dictionary"),
+        ("verification", {"top1_fp32": 0.5}, "top1_fp32 and top1_int8 are there together or not at all"),
+    ],
+)
+def test_figures_that_no_build_writes(tmp_path: Path, path: str, value: object, message: str) -> None:
+    """They are refused where the manifest is read, and no table is made of them."""
+    file = tmp_path / "manifest.json"
+    file.write_text(json.dumps(json.loads(manifest().model_dump_json()) | {path: value}))
+    with pytest.raises(InputError, match=f"{file} is not a valid manifest: .*{message}") as error:
+        Artifact.open(tmp_path)
+    assert "build again" in str(error.value.remedy)
