@@ -246,6 +246,22 @@ def load_statistics(path: Path) -> tuple[dict[str, TensorStatistics], dict[str, 
         ) from error
 
 
+def _check_values(name: str, found: TensorStatistics) -> None:
+    """No range is made of figures that no pass can have given.
+
+    Raises:
+        ValueError: there is such a one.
+    """
+    low, high, limit = found.minimum, found.maximum, found.width * BINS
+    if found.finite and not -limit <= low <= high <= limit:
+        raise ValueError(f"{name!r} has values from {low:g} to {high:g}, its bins go to {limit:g}")
+    if (np.diff(found.batch_index) <= 0).any() or (found.batch_index < 0).any():
+        raise ValueError(f"the batch numbers of {name!r} do not rise from 0 on")
+    for what, figures in (("greatest value", found.batch_amax), ("percentile", found.batch_percentiles)):
+        if (wrong := figures[~((figures >= 0) & np.isfinite(figures))]).size:
+            raise ValueError(f"a {what} of a batch of {name!r} is {wrong[0]:g}")
+
+
 def _unpack(names: list[str], members: Mapping[str, NDArray[Any]]) -> dict[str, TensorStatistics]:
     sizes = members["batches"]
     expected = {
@@ -280,5 +296,6 @@ def _unpack(names: list[str], members: Mapping[str, NDArray[Any]]) -> dict[str, 
         )
         if int(statistics.bins.sum()) != statistics.finite or (statistics.bins < 0).any():
             raise ValueError(f"the bins of {name!r} hold {int(statistics.bins.sum())} values, not {statistics.finite}")
+        _check_values(name, statistics)
         result[name] = statistics
     return result

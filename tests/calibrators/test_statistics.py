@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from functools import reduce
 from pathlib import Path
 
@@ -326,6 +327,38 @@ def test_another_schema_and_inconsistent_counts(tmp_path: Path, monkeypatch: pyt
     save_statistics(path, short, {})
     with pytest.raises(InputError, match=r"is inconsistent: bins is int64 \(1, 8191\), expected int64 \(1, 8192\)"):
         load_statistics(path)
+
+
+@pytest.mark.parametrize(
+    ("figure", "value", "message"),
+    [
+        ("minimum", math.nan, "'b/relu' has values from nan to"),
+        ("maximum", math.inf, "to inf, its bins go to"),
+        ("maximum", 1e300, r"to 1e\+300, its bins go to"),
+        ("minimum", 1e30, r"'b/relu' has values from 1e\+30 to"),
+        ("batch_index", -1, "the batch numbers of 'b/relu' do not rise from 0 on"),
+        ("batch_index", 7, "the batch numbers of 'b/relu' do not rise from 0 on"),
+        ("batch_amax", math.nan, "a greatest value of a batch of 'b/relu' is nan"),
+        ("batch_amax", -1.0, "a greatest value of a batch of 'b/relu' is -1"),
+        ("batch_percentiles", math.inf, "a percentile of a batch of 'b/relu' is inf"),
+    ],
+)
+def test_figures_that_no_pass_gives(tmp_path: Path, figure: str, value: float, message: str) -> None:
+    """They went on into the scales, and ended as errors of the program, or in no error."""
+    statistics = some()
+    found = statistics["b/relu"]
+    if isinstance(getattr(found, figure), float):
+        setattr(found, figure, value)
+    else:
+        for name in ("batch_index", "batch_amax", "batch_percentiles"):
+            array = getattr(found, name)
+            setattr(found, name, np.concatenate([array, array]) if len(array) == 1 else array)
+        if figure != "batch_index":
+            found.batch_index = np.arange(len(found.batch_index))
+        getattr(found, figure)[:] = value
+    save_statistics(tmp_path / "c.npz", statistics, {})
+    with pytest.raises(InputError, match=f"c.npz is inconsistent: .*{message}"):
+        load_statistics(tmp_path / "c.npz")
 
 
 def test_merging_many_shards_in_sequence_and_in_pairs() -> None:
