@@ -44,7 +44,17 @@ class JsonCommand(click.Command):
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
         with usage_errors(args):
+            _refuse_other_encodings(args)
             return super().make_context(info_name, args, parent, **extra)
+
+
+def _refuse_other_encodings(arguments: Sequence[str]) -> None:
+    """onnx, onnxruntime and JSON take no path that is not UTF-8, and each says so in its own way, or not at all."""
+    for word in arguments:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            raise click.UsageError(f"{word!r} is not UTF-8: rename that file or folder") from None
 
 
 def asks_for_json(arguments: Sequence[str]) -> bool:

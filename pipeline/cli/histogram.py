@@ -40,6 +40,11 @@ def command(
     from pipeline.reports.histogram import draw, select, thresholds
 
     check_out_file(out, inputs=[artifact])
+    if out.suffix.lower() not in ("", ".png"):
+        raise InputError(
+            f"cannot write {out}: the picture is a PNG, and its name says {out.suffix}",
+            remedy=f"name it {out.with_suffix('.png')}",
+        )
     path, own = _statistics_of(artifact)
     statistics, _ = known.load_statistics(path)
     chosen = select(statistics, tensors)

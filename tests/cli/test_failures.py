@@ -220,3 +220,18 @@ def test_json_never_has_a_number_that_json_lacks(capsys: pytest.CaptureFixture[s
     assert json.loads(found.stdout)["sqnr"] is None
     with pytest.raises(ValueError, match="not JSON compliant"):  # what is kept as data is never changed
         write_json(tmp_path / "x.json", {"a": nan})
+
+
+@pytest.mark.parametrize("arguments", [("inspect", "{}"), ("build", "m.onnx", "--data", "{}", "--out", "o")])
+def test_arguments_that_are_not_utf8(arguments: tuple[str, ...]) -> None:
+    name = os.fsdecode(b"\xff\xfe")
+    code, document, _ = failed(*(word.format(name) for word in arguments))
+    assert code == 2
+    assert document["error"] == r"'\udcff\udcfe' is not UTF-8: rename that file or folder"
+
+
+def test_a_picture_by_another_formats_name(tmp_path: Path) -> None:
+    code, document, _ = failed("histogram", tmp_path, "x", "-o", tmp_path / "h.svg")
+    assert code == 2
+    assert document["error"] == f"cannot write {tmp_path / 'h.svg'}: the picture is a PNG, and its name says .svg"
+    assert document["remedy"] == f"name it {tmp_path / 'h.png'}"
