@@ -116,7 +116,7 @@ def clips_to_pass(graph: Graph, *, returned: Collection[str] = ()) -> list[Passe
         if clip is None or clip.op_type != "Clip" or clip.domain or taken_in(clip):
             continue
         scale, bounds = _scalar(graph, node.inputs[1]), _bounds(graph, clip)
-        if scale is not None and scale > 0 and bounds is not None:
+        if scale is not None and scale > 0 and bounds is not None and bounds[0] <= bounds[1]:
             found.append(Passed(clip.label(), clip.inputs[0], node.outputs[0], _how(bounds, scale), bounds))
     return found
 

@@ -131,6 +131,12 @@ def test_bounds_that_the_graph_computes_are_left_alone(tmp_path: Path) -> None:
     assert found(tmp_path, [*FLOAT, largest, clip, *PAIR]) == []
 
 
+@pytest.mark.parametrize(("low", "high", "scale"), [(2, 1, 0.1), (np.nan, 6, 0.1), (0, 6, 0.0), (0, 6, np.nan)])
+def test_what_makes_no_sense_is_left_alone(tmp_path: Path, low: float, high: float, scale: float) -> None:
+    constants = {"low": np.float32(low), "high": np.float32(high), "scale": np.float32(scale)}
+    assert found(tmp_path, [*FLOAT, CLIP, *PAIR], **constants) == []
+
+
 @settings(max_examples=300, deadline=None)
 @given(
     low=st.one_of(st.just(0.0), st.just(-np.inf), st.floats(-8, 0, width=32)),
