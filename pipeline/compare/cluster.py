@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from pipeline.compare.task import FileSet, perform
+from pipeline.compare.perform import perform
 from pipeline.core.errors import InputError, QuantizeError, ToolError
 from pipeline.core.files import sha256_json, write_bytes
 from pipeline.core.lazy import require
@@ -24,7 +24,7 @@ from pipeline.core.lazy import require
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from pipeline.compare.task import Done, Task
+    from pipeline.compare.task import Done, FileSet, Task
     from pipeline.core.progress import Progress
 
 __all__ = ["ray_workers"]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from pipeline.compare.runs import Setting
+    from pipeline.compare.task import Setting
     from pipeline.core.progress import Progress
     from pipeline.engine.records import BuildOptions
     from pipeline.runner import StageRunner

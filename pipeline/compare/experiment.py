@@ -26,7 +26,6 @@ from pipeline.compare.records import FIGURES_NPZ, OUTPUTS_NPZ, Outcome, RunResul
 from pipeline.compare.report import write_reports
 from pipeline.compare.runs import (
     LAYER_SAMPLES,
-    Setting,
     TaskRunner,
     files_of,
     layer_task,
@@ -35,7 +34,7 @@ from pipeline.compare.runs import (
 )
 from pipeline.compare.shifts import ACTIVATIONS, CLEAN, Shift, planned_shifts
 from pipeline.compare.table import rows
-from pipeline.compare.task import FileSet, Task
+from pipeline.compare.task import FileSet, Setting, Task
 from pipeline.compare.variants import expand
 from pipeline.compare.workers import open_workers
 from pipeline.core.progress import SILENT, Progress

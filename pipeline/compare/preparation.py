@@ -22,8 +22,8 @@ from pipeline.compare.images import coding_of_arrays, coding_of_images, image_in
 from pipeline.compare.measured import Measured
 from pipeline.compare.metric import metric_code
 from pipeline.compare.records import SAMPLES_NPZ, Extremes, SamplesResult
-from pipeline.compare.runs import Setting, file_set, files_of
-from pipeline.compare.task import FileSet
+from pipeline.compare.runs import file_set, files_of
+from pipeline.compare.task import FileSet, Setting
 from pipeline.core.errors import InputError
 from pipeline.errors.graphs import Graph
 

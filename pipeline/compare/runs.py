@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from pipeline.compare.archive import write_arrays
@@ -18,13 +18,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from pipeline.compare.figures import OutputFacts
-    from pipeline.compare.images import PixelCoding
+    from pipeline.compare.task import Setting
     from pipeline.compare.workers import Workers
     from pipeline.core.progress import Progress
     from pipeline.runner import Finished, StageRunner
 
-__all__ = ["LAYER_SAMPLES", "Setting", "TaskRunner", "files_of", "layer_task", "moments_task", "output_task"]
+__all__ = ["LAYER_SAMPLES", "TaskRunner", "files_of", "layer_task", "moments_task", "output_task"]
 
 LAYER_SAMPLES = 64
 """Samples on which the layers are compared, evenly spaced over the held-aside ones."""
@@ -32,27 +31,6 @@ LAYER_SAMPLES = 64
 
 _EVALUATION = 3
 """To be raised when a change of this package changes the figures of equal tasks: kept ones are then measured again."""
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What all evaluations of an experiment have in common."""
-
-    fp32: FileSet
-    samples: FileSet
-    total: int
-    static_batch: bool
-    labels: tuple[tuple[int, int], ...] | None
-    """(sample, class) of every sample."""
-    outputs: Mapping[str, OutputFacts]
-    metric: str | None
-    metric_sha256: str | None
-    metric_file: FileSet | None
-    activations: tuple[str, ...]
-    """Outputs of the activation layers, for noise."""
-    coding: PixelCoding | None
-    absolute: bool
-    seed: int
 
 
 def files_of(finished: Finished[Any], name: str) -> FileSet:

@@ -1,4 +1,4 @@
-"""One piece of work that any process on any machine can do: which function, on which files, with which options.
+"""The types of a piece of work that any process on any machine can do: which function, on which files and options.
 
 A task holds paths, hashes and JSON values only, and its result is a mapping of arrays; so it can be sent anywhere, and
 the result depends on nothing but the task: every onnxruntime session in it has one thread.
@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
-
-from pipeline.core.errors import InputError, QuantizeError
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
+    import numpy as np
+
+    from pipeline.compare.figures import OutputFacts
+    from pipeline.compare.images import PixelCoding
     from pipeline.records import Dependency
 
-__all__ = ["Arrays", "Done", "FileSet", "Task", "perform"]
+__all__ = ["Arrays", "Done", "FileSet", "Setting", "Task"]
 
 Arrays: TypeAlias = "dict[str, np.ndarray[Any, np.dtype[Any]]]"
 
@@ -50,7 +50,7 @@ class Done:
 
 @dataclass(frozen=True)
 class Task:
-    """``function`` is a key of :data:`FUNCTIONS`; it says which files and options it takes."""
+    """``function`` is a key of :data:`pipeline.compare.perform.FUNCTIONS`; it says which files and options it takes."""
 
     label: str
     """For messages and progress."""
@@ -59,24 +59,22 @@ class Task:
     options: Mapping[str, Any]
 
 
-def perform(task: Task) -> Done:
-    """Do the work in this process.
+@dataclass(frozen=True)
+class Setting:
+    """What all evaluations of an experiment have in common."""
 
-    Raises:
-        QuantizeError: its message begins with the task's label.
-    """
-    from pipeline.compare.evaluate import layer_errors, outputs
-    from pipeline.compare.moments import moments
-
-    functions: dict[str, Callable[[Mapping[str, FileSet], Mapping[str, Any]], Done]] = {
-        "layers": layer_errors,
-        "moments": moments,
-        "outputs": outputs,
-    }
-    if task.function not in functions:
-        raise InputError(f"there is no task {task.function!r}")
-    try:
-        return functions[task.function](task.files, task.options)
-    except QuantizeError as error:
-        error.message = f"{task.label}: {error.message}"
-        raise
+    fp32: FileSet
+    samples: FileSet
+    total: int
+    static_batch: bool
+    labels: tuple[tuple[int, int], ...] | None
+    """(sample, class) of every sample."""
+    outputs: Mapping[str, OutputFacts]
+    metric: str | None
+    metric_sha256: str | None
+    metric_file: FileSet | None
+    activations: tuple[str, ...]
+    """Outputs of the activation layers, for noise."""
+    coding: PixelCoding | None
+    absolute: bool
+    seed: int

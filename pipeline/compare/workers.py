@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
-from pipeline.compare.task import perform
+from pipeline.compare.perform import perform
 from pipeline.core.ort import cpu_threads
 
 if TYPE_CHECKING:

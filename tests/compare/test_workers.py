@@ -14,9 +14,10 @@ import pytest
 from pipeline.compare.activations import activation_outputs
 from pipeline.compare.archive import open_archive, read_arrays, read_batches, write_arrays
 from pipeline.compare.cluster import _RayWorkers, unpacked
+from pipeline.compare.perform import perform
 from pipeline.compare.records import FIGURES_NPZ
 from pipeline.compare.runs import TaskRunner, file_set
-from pipeline.compare.task import Done, FileSet, Task, perform
+from pipeline.compare.task import Done, FileSet, Task
 from pipeline.compare.workers import open_workers
 from pipeline.core.errors import InputError, ToolError
 from pipeline.core.progress import SILENT
