@@ -81,7 +81,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 def kill(worker: int) -> bool:
-    """False: it has ended by itself since it was listed, as idle workers and those without a raylet do."""
+    """False: it has ended since it was listed, as all do once the raylet is gone, which ends with any of its agents."""
     try:
         os.kill(worker, signal.SIGKILL)
     except ProcessLookupError:
@@ -90,7 +90,7 @@ def kill(worker: int) -> bool:
 
 
 def workers_of(group: int) -> dict[int, str]:
-    """Processes that the cluster's raylet started for tasks, and what they do."""
+    """Processes that the cluster's raylet started, its agents among them, and what they do."""
     found = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
