@@ -56,6 +56,8 @@ class Memory:
                     stored = json.loads(place.read_text())
                     self._found = stored["figures"] if stored["identity"] == identity else {}
                 except (ValueError, KeyError, TypeError) as error:
+                    if place != path:
+                        continue  # it is nothing that this search needs
                     raise InputError(
                         f"{place} is damaged: {error}", remedy="delete it; the search starts anew"
                     ) from error

@@ -177,6 +177,11 @@ def test_memory_of_another_search(tmp_path):
     later = Memory(tmp_path / "later.json", "a", [tmp_path / "none.json", tmp_path / "first.json"])
     assert later.get("check:0") == FIGURES
     assert Memory(tmp_path / "later.json", "b", [tmp_path / "first.json"]).get("check:0") is None
+    (tmp_path / "damaged.json").write_text('{"figures"')
+    last = Memory(tmp_path / "last.json", "a", [tmp_path / "damaged.json", tmp_path / "first.json"])
+    assert last.get("check:0") == FIGURES
+    with pytest.raises(InputError, match="damaged.json is damaged"):
+        Memory(tmp_path / "damaged.json", "a")
 
 
 def test_model_without_shapes_still_has_costs():
