@@ -25,8 +25,8 @@ def command(
 ) -> None:
     """Say of each node of ARTIFACT whether it is quantised, by which rule, why, and with which scale.
 
-    ARTIFACT may also be an .onnx file: the plan for it is made, and nothing is written. NODES are node names, output
-    tensors, shell patterns such as '*/conv1*' or operators such as Conv.
+    ARTIFACT may also be an .onnx file: it is prepared and planned as in a build, and nothing is kept. NODES are node
+    names, output tensors, shell patterns such as '*/conv1*' or operators such as Conv.
     """
     from pipeline.placement.explain import explain_nodes, select_nodes
 
@@ -65,12 +65,17 @@ def _load(artifact: Path) -> tuple[PlacementPlan, dict[str, Any]]:
     from pipeline.placement.explain import load_explained
 
     if artifact.is_file():
-        from pipeline.config import PlacementConfig
-        from pipeline.onnxfile import check_file, load_model
-        from pipeline.placement.planner import make_plan
+        import tempfile
 
-        load_model(artifact)  # which says better what is no model at all
+        from pipeline.config import PlacementConfig
+        from pipeline.onnxfile import check_file, load_model, save_model
+        from pipeline.placement.planner import make_plan
+        from pipeline.prepare import rewrite
+
+        model = load_model(artifact)  # which says better what is no model at all
         check_file(artifact)
-        return make_plan(artifact, PlacementConfig()), {}
+        rewrite(model)  # its Pads, BatchNorms and computed constants are not what a build plans for
+        with tempfile.TemporaryDirectory() as folder:
+            return make_plan(save_model(model, Path(folder)), PlacementConfig()), {}
     opened = Artifact.open(artifact)
     return load_explained(opened.path(PLACEMENT), opened.path(SCALES))

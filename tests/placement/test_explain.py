@@ -57,6 +57,32 @@ def test_an_onnx_file_is_planned(tmp_path: Path) -> None:
     assert "x: activation" in output
 
 
+def test_an_onnx_file_is_planned_as_a_build_prepares_it(tmp_path: Path) -> None:
+    net = Tiny()
+    x = net.op("Pad", [net.input("x", "n", 16, 8, 8), net.constant("pads", [0, 0, 1, 1, 0, 0, 1, 1], "int64")], "pad")
+    net.conv(net.conv(x, "c0", 16, 16, pads=[0, 0, 0, 0]), "y", 16, 16)
+    code, output = run(str(net.save(tmp_path, "y")), "--json")
+    assert code == 0
+    assert [entry["node"] for entry in json.loads(output)] == ["c0", "y"], "the Pad is folded into the convolution"
+
+
+def test_stored_weights_behind_a_computation_are_taken_as_a_build_takes_them(tmp_path: Path) -> None:
+    """As Brevitas writes them: INT8 weights pass a Clip of constants before their DequantizeLinear."""
+    import numpy as np
+
+    from tests.placement.test_existing import network
+
+    net = network()
+    limits = [net.constant(name, value, np.int8) for name, value in (("low", -127), ("high", 127))]
+    stored = next(node for node in net.nodes if node.op_type == "DequantizeLinear" and node.input[0] in net.constants)
+    net.op("Clip", [stored.input[0], *limits], "clipped")
+    stored.input[0] = "clipped"
+    net.nodes.insert(0, net.nodes.pop())
+    code, output = run(str(net.save(tmp_path, "y")), "Conv", "--json")
+    assert code == 0, output
+    assert [entry["quantized"] for entry in json.loads(output)] == [True]
+
+
 def test_notes_are_shown(tmp_path: Path) -> None:
     import numpy as np
 
