@@ -180,7 +180,7 @@ def test_memory_of_another_search(tmp_path):
     (tmp_path / "damaged.json").write_text('{"figures"')
     last = Memory(tmp_path / "last.json", "a", [tmp_path / "damaged.json", tmp_path / "first.json"])
     assert last.get("check:0") == FIGURES
-    with pytest.raises(InputError, match="damaged.json is damaged"):
+    with pytest.raises(InputError, match=r"damaged\.json is damaged"):
         Memory(tmp_path / "damaged.json", "a")
 
 
