@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from pipeline.artifact import CALIBRATION_CACHE, FP32_MODEL, SAMPLES, Artifact
+from pipeline.artifact import SAMPLES, Artifact
 from pipeline.config import Profile
-from pipeline.core.errors import InputError
-from pipeline.core.files import sha256_json, write_text
+from pipeline.core.errors import InputError, ToolError
 from pipeline.core.progress import SILENT
+from pipeline.engine.baselines import BASELINES, baseline_engine, check_baselines
 from pipeline.engine.bench import (
     PLACES,
     Candidate,
@@ -30,15 +30,13 @@ from pipeline.engine.bench import (
     measure_overlap,
     shapes_for_batch,
 )
-from pipeline.engine.builder import build_engine
 from pipeline.engine.compat import load_api
-from pipeline.engine.device import describe_device
+from pipeline.engine.device import describe_device, no_device_reason
 from pipeline.engine.dispatch import float_engine, open_runner
 from pipeline.engine.fastest import ProfileChoice
-from pipeline.engine.loading import artifact_engine, check_float_model
-from pipeline.engine.records import BUILD_FILE, PLAN_FILE, BuildOptions, DeviceInfo, EngineRecord
+from pipeline.engine.loading import artifact_engine, check_engine
+from pipeline.engine.records import DeviceInfo, EngineRecord
 from pipeline.engine.runner import Runner
-from pipeline.engine.timing_cache import default_folder
 from pipeline.records import Record
 
 if TYPE_CHECKING:
@@ -48,9 +46,8 @@ if TYPE_CHECKING:
     from pipeline.engine.profiles import Shape
     from pipeline.engine.serving import Request, Serving
 
-__all__ = ["BASELINES", "SETS", "EngineUse", "Load", "SuiteResult", "Verdict", "baseline_engine", "run_suite"]
+__all__ = ["SETS", "EngineUse", "Load", "SuiteResult", "Verdict", "run_suite"]
 
-BASELINES = ("fp32", "fp16", "implicit")
 SETS = ("warm", "load", "edge")
 _LOAD_SECONDS = 1.0
 _OVERLAP_SECONDS = 0.5
@@ -138,9 +135,14 @@ def run_suite(
     device, api = describe_device(), load_api(target)
     opened = [Artifact.open(folder) for folder in artifacts]
     names = _names(opened)
-    for artifact in opened if against else ():
-        check_float_model(artifact, f"--against {','.join(against)}")
+    check_baselines(opened, against, api)
     own = [_served(artifact, name, target) for artifact, name in zip(opened, names, strict=True)]  # all, before a build
+    if device is None:
+        raise ToolError(
+            f"nothing can be measured here: {no_device_reason()}", remedy="`quantize doctor` says what works here"
+        )
+    for served in own:
+        check_engine(served.records[0], api, device)
     engines = []
     for artifact, name, served in zip(opened, names, own, strict=True):
         engines += [served, *_baselines(artifact, name, target, against, served.records[0].profiles, cache, progress)]
@@ -160,9 +162,7 @@ def run_suite(
                     choices=engine.choices,
                 )
             )
-        if device is None:  # the runners have refused before
-            raise InputError("no card")
-        warm, edge, load, overlap = [], [], [], []
+            warm, edge, load, overlap = [], [], [], []
         profiles, places = candidates[0].runner.profiles, min(in_flight, PLACES)
         with progress.task("measuring", total=None, unit="shapes") as task:
             for batch in batches if "warm" in sets else ():
@@ -236,42 +236,6 @@ def _baselines(
         _Engine(f"{name} {kind}", (record,), partial(Runner, plan, target=target, record=record))
         for kind, plan, record in built
     ]
-
-
-def baseline_engine(
-    artifact: Artifact,
-    kind: str,
-    target: str,
-    profiles: Sequence[Profile],
-    cache: Path | None = None,
-    progress: Progress = SILENT,
-) -> tuple[Path, EngineRecord]:
-    """An engine of the artifact's FP32 model in another precision, from ``cache`` where it was built before."""
-    model = artifact.path(FP32_MODEL)
-    options = BuildOptions(
-        fp16=kind in ("fp16", "implicit"),
-        calibration_cache=artifact.path(CALIBRATION_CACHE) if kind == "implicit" else None,
-    )
-    device = describe_device()
-    key = sha256_json(
-        {
-            "model": artifact.manifest.files[FP32_MODEL].sha256,
-            "scales": artifact.manifest.files[CALIBRATION_CACHE].sha256 if kind == "implicit" else "",
-            "kind": kind,
-            "target": target,
-            "profiles": [str(profile) for profile in profiles],
-            "tensorrt": load_api(target).version,
-            "device": device.model_dump() if device else None,
-        }
-    )[:16]
-    folder = (cache or default_folder().with_name("engines")) / f"{kind}-{key}"
-    plan, path = folder / PLAN_FILE, folder / BUILD_FILE
-    if plan.exists() and path.exists():
-        return plan, EngineRecord.model_validate_json(path.read_bytes())
-    progress.note(f"building the {kind} engine to compare with")
-    record = build_engine(model, target=target, profiles=profiles, plan_path=plan, options=options, progress=progress)
-    write_text(path, record.model_dump_json(indent=2) + "\n")
-    return plan, record
 
 
 def _samples(artifact: Artifact) -> dict[str, np.ndarray]:

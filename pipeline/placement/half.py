@@ -7,7 +7,8 @@ TensorRT 10 with strong typing, 11 and RTX take types from the graph; there is n
   whatever float type stands there (seen in TensorRT-RTX plans: the same kernels with float32 as with FP16 around
   them), and FP32 scales are what TensorRT 8.6 to 11 all accept;
 - operators that overflow or lose what they compute in FP16: powers, exponentials, sums, norms and their like;
-- operators with a constant that FP16 cannot hold (a mask of -1e9, an epsilon of 1e-12);
+- operators with a constant that FP16 cannot hold (a mask of -1e9, an epsilon of 1e-12). Trained weights nearly always
+  have some values that FP16 rounds to zero; they are held if all of them together change by no more than rounding does;
 - the graph's inputs and outputs, unless asked otherwise.
 
 Element-wise operators on their own are not worth two casts and stay float32 too.
@@ -20,13 +21,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pipeline.core.errors import InputError
 from pipeline.placement.graph import GraphView
 from pipeline.placement.ops import LAYOUT, POINTWISE, QUANTIZERS
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import onnx_ir as ir
 
-__all__ = ["OVERFLOWING", "HalfResult", "to_half"]
+__all__ = ["OVERFLOWING", "HalfResult", "to_half", "write_half"]
 
 OVERFLOWING = (
     "Pow", "Exp", "Log", "Reciprocal", "Sqrt", "CumSum", "ReduceSum", "ReduceMean", "ReduceProd", "ReduceL1",
@@ -36,6 +40,10 @@ OVERFLOWING = (
 )  # fmt: skip
 """Their sums, squares or logarithms leave FP16's range of 6e-8 to 65504 on ordinary activations."""
 
+_SUMS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+"""Weights are one addend among many: those that FP16 rounds to zero are nothing beside the others."""
+_HALF_STEP = 2.0**-11
+"""Largest relative rounding error of FP16."""
 _FIXED_TYPE = ("Cast", "CastLike", "Constant", "ConstantOfShape", "Range", "EyeLike", "RandomNormal", "RandomUniform")
 _CHEAP = (*POINTWISE, *LAYOUT, "Slice", "Gather", "Expand", "Where", "Concat", "Split", "Pad")
 
@@ -63,6 +71,23 @@ def to_half(model: ir.Model, *, float_io: bool = True) -> HalfResult:
     return HalfResult(
         tuple(node.name or "" for node in worker.graph.nodes if node in chosen), worker.kept, worker.casts
     )
+
+
+def write_half(model: Path, folder: Path) -> Path:
+    """``model`` with FP16 written into it, as ``model.onnx`` in ``folder``; inputs and outputs stay float32.
+
+    Raises:
+        InputError: nothing in it has an FP16 form worth its casts.
+    """
+    from pipeline.onnxfile import save_model
+    from pipeline.onnxgraph import drop_unused_initializers
+    from pipeline.placement.graph import load_graph
+
+    loaded = load_graph(model)
+    if not to_half(loaded).converted:
+        raise InputError(f"{model}: no node can be computed in FP16", remedy="measure it in float32 alone")
+    drop_unused_initializers(loaded)  # the float32 weights
+    return save_model(loaded, folder)
 
 
 class _Half:
@@ -129,7 +154,7 @@ class _Half:
             return "overflows or underflows in FP16"
         for index in self.typed_inputs(node):
             array = self.graph.array(node.inputs[index])
-            if array is not None and not _fits(array):
+            if array is not None and not _fits(array) and not (op in _SUMS and _nearly_fits(array)):
                 return f"its constant {node.inputs[index].name} is outside FP16's range"  # type: ignore[union-attr]
         if op == "Div" and self.graph.producer(node.inputs[1], *OVERFLOWING) is not None:
             return "divides by a norm"
@@ -279,3 +304,10 @@ def _fits(array: np.ndarray[Any, Any]) -> bool:
     with np.errstate(over="ignore", under="ignore"):
         narrow = array.astype(np.float16)
     return bool(np.isfinite(narrow).all() and ((narrow == 0) == (array == 0)).all())
+
+
+def _nearly_fits(array: np.ndarray[Any, Any]) -> bool:
+    """True when FP16 changes ``array`` as a whole by no more than it rounds a single value, relative L2."""
+    with np.errstate(over="ignore", under="ignore"):
+        change = array.astype(np.float16).astype(np.float64) - array
+    return bool(np.linalg.norm(change) <= _HALF_STEP * np.linalg.norm(array.astype(np.float64)))

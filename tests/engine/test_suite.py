@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import onnx
 import pytest
 from click.testing import CliRunner
+from onnx import helper
 
 from pipeline.cli.bench import command as bench
 from pipeline.cli.coverage import command as coverage
-from pipeline.core.errors import InputError
-from pipeline.engine import suite
-from pipeline.engine.suite import baseline_engine, run_suite
+from pipeline.config import Profile
+from pipeline.core.errors import InputError, ToolError
+from pipeline.engine import baselines, suite
+from pipeline.engine.baselines import baseline_engine
+from pipeline.engine.compat import Api
+from pipeline.engine.records import EngineRecord
+from pipeline.engine.suite import run_suite
+from tests.engine import graphs
 from tests.engine.artifacts import FakeBuilder, make_artifact
 from tests.engine.conftest import CARD
 
@@ -21,9 +30,12 @@ from tests.engine.conftest import CARD
 @pytest.fixture
 def built(card: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeBuilder:
     fake = FakeBuilder()
-    monkeypatch.setattr(suite, "build_engine", fake)
-    monkeypatch.setattr(suite, "load_api", lambda target: card.api)
-    monkeypatch.setattr(suite, "describe_device", lambda: CARD)
+    monkeypatch.setattr(baselines, "build_engine", fake)
+    card.api.trt.BuilderFlag = SimpleNamespace(FP16=0)
+    card.api.trt.IInt8EntropyCalibrator2 = object
+    for module in (suite, baselines):
+        monkeypatch.setattr(module, "load_api", lambda target: card.api)
+        monkeypatch.setattr(module, "describe_device", lambda: CARD)
     monkeypatch.setattr(suite, "_LOAD_SECONDS", 0.05)
     monkeypatch.setattr(suite, "_OVERLAP_SECONDS", 0.02)
     monkeypatch.setattr("pipeline.engine.bench._ROUND_SECONDS", 0.002)
@@ -115,6 +127,88 @@ def test_every_engine_is_there_before_a_baseline_is_built(
     folders = [make_artifact(tmp_path / "a", engine=True).folder, make_artifact(tmp_path / "b").folder]
     with pytest.raises(InputError, match="b has no engine for target tensorrt"):
         run_suite(folders, batches=[1], against=["fp16"])
+
+
+def test_what_cannot_run_here_is_said_before_a_baseline_is_built(
+    built: FakeBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_artifact(tmp_path / "a", engine=True).folder
+    monkeypatch.setattr(suite, "describe_device", lambda: CARD.model_copy(update={"compute_capability": "8.0"}))
+    with pytest.raises(InputError, match=r"the engine was built for compute capability 9\.0"):
+        run_suite([folder], batches=[1], against=["fp16"])
+    monkeypatch.setattr(suite, "describe_device", lambda: None)
+    monkeypatch.setattr(suite, "no_device_reason", lambda: "no driver")
+    with pytest.raises(ToolError, match="nothing can be measured here: no driver"):
+        run_suite([folder], batches=[1], against=["fp16"])
+    assert built.calls == []
+
+
+@pytest.fixture
+def strongly_typed(built: FakeBuilder, card: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> FakeBuilder:
+    """TensorRT as of version 11: no FP16 flag, no calibrators."""
+    trt = SimpleNamespace(BuilderFlag=SimpleNamespace(), __version__="11.4.0")
+    api = Api(trt=trt, rtx=False, version="11.4.0")
+    for module in (suite, baselines):
+        monkeypatch.setattr(module, "load_api", lambda target: api)
+    return built
+
+
+def typed_conv(path: Path) -> None:
+    """With the types of all tensors, as prepared models have them."""
+    onnx.save(onnx.shape_inference.infer_shapes(onnx.load(graphs.conv(path))), path)
+
+
+def test_where_there_is_no_fp16_flag_the_types_are_in_the_graph(
+    strongly_typed: FakeBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    artifact = make_artifact(tmp_path / "a", engine=True)
+    typed_conv(artifact.path("model.fp32.onnx"))
+    seen: list[onnx.ModelProto] = []
+
+    def read(model: Path, **rest: Any) -> EngineRecord:
+        seen.append(onnx.load(model))
+        return strongly_typed(model, **rest)
+
+    monkeypatch.setattr(baselines, "build_engine", read)
+    baseline_engine(artifact, "fp16", "tensorrt", ())
+    baseline_engine(artifact, "fp32", "tensorrt", ())
+    half, single = ({value.data_type for value in model.graph.initializer} for model in seen)
+    assert onnx.TensorProto.FLOAT16 in half
+    assert onnx.TensorProto.FLOAT not in half
+    assert single == {onnx.TensorProto.FLOAT}
+    assert [value.type.tensor_type.elem_type for value in seen[0].graph.input] == [onnx.TensorProto.FLOAT]
+    assert not any(options.fp16 for *_, options in strongly_typed.calls)
+    assert not strongly_typed.calls[0][0].exists()  # the copy is gone
+    assert artifact.path("model.fp32.onnx").exists()
+
+
+def test_a_network_without_fp16_has_no_such_baseline(strongly_typed: FakeBuilder, tmp_path: Path) -> None:
+    artifact = make_artifact(tmp_path / "a", engine=True)
+    graphs.save(artifact.path("model.fp32.onnx"), [helper.make_node("Relu", ["x"], ["y"])], {})
+    with pytest.raises(InputError, match="no node can be computed in FP16"):
+        baseline_engine(artifact, "fp16", "tensorrt", ())
+
+
+def test_an_rtx_engine_in_fp16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tensorrt_rtx", reason="needs tensorrt-rtx")
+    artifact = make_artifact(tmp_path / "a", engine=True)
+    typed_conv(artifact.path("model.fp32.onnx"))
+    profile = Profile.parse("x=1x8x16x16,4x8x16x16,8x8x16x16")
+    plan, record = baseline_engine(artifact, "fp16", "rtx", (profile,), cache=tmp_path / "cache")
+    assert plan.stat().st_size == record.plan_bytes
+    assert not record.options.fp16
+
+
+def test_baselines_that_this_version_lacks(
+    strongly_typed: FakeBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_artifact(tmp_path / "a", engine=True).folder
+    with pytest.raises(InputError, match=r"--against implicit: TensorRT 11\.4\.0 has no implicit INT8"):
+        run_suite([folder], batches=[1], against=["implicit"])
+    monkeypatch.setitem(sys.modules, "onnx_ir", None)
+    with pytest.raises(InputError, match=r"--against fp16 with TensorRT 11\.4\.0 needs the package 'onnx_ir'"):
+        run_suite([folder], batches=[1], against=["fp16"])
+    assert strongly_typed.calls == []
 
 
 def test_a_model_with_q_dq_nodes_of_its_own_has_no_float_baseline(built: FakeBuilder, tmp_path: Path) -> None:

@@ -80,6 +80,20 @@ def test_constants_that_fp16_cannot_hold(tmp_path: Path, value: float, fits: boo
         assert result.kept["y"] == "its constant c is outside FP16's range"
 
 
+@pytest.mark.parametrize(("values", "fits"), [([1e-9], True), ([1e-9] * 1152, False), ([1e6], False)])
+def test_weights_that_fp16_cannot_hold_one_by_one(tmp_path: Path, values: list[float], fits: bool) -> None:
+    """A trained layer has some weights next to zero; those alone keep no layer from FP16."""
+    weights = np.random.default_rng(0).normal(0, 0.1, (8, 16, 3, 3)).astype(np.float32)
+    weights.reshape(-1)[: len(values)] = values
+    net = Tiny()
+    net.constant("w", weights)
+    net.op("Conv", [net.input("x", "n", 16, 8, 8), "w"], "y")
+    _, result = halved(net.save(tmp_path, "y"))
+    assert ("y" in result.converted) is fits
+    if not fits:
+        assert result.kept["y"] == "its constant w is outside FP16's range"
+
+
 def test_element_wise_operators_alone_are_not_worth_it(tmp_path: Path) -> None:
     net = Tiny()
     net.op("Sigmoid", [net.op("Relu", [net.input("x", "n", 16)], "a")], "y")
