@@ -17,6 +17,7 @@ from pipeline.cli.build import command
 from pipeline.config import Profile
 from pipeline.core.errors import CheckFailed, InputError, ToolError
 from pipeline.engine import from_artifact, probe
+from pipeline.engine.__main__ import main as engine_main
 from pipeline.engine.from_artifact import ArtifactBuild, build_from_artifact
 from pipeline.engine.recorded import check_outputs, fit_samples
 from pipeline.engine.records import BuildOptions, EngineRecord
@@ -256,6 +257,33 @@ def test_serving_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.strip() == "[]"
+
+
+def test_without_click_the_module_builds(
+    card: SimpleNamespace,
+    builder: FakeBuilder,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = make_artifact(tmp_path / "a").folder
+    monkeypatch.setattr(sys, "argv", ["engine", str(folder), "--fp16", "--profile", PROFILE])
+    assert engine_main() == 0
+    assert json.loads(capsys.readouterr().out)["check"]["samples"] == 2
+    assert [options.fp16 for *_, options in builder.calls] == [True]
+    monkeypatch.setattr(sys, "argv", ["engine", str(folder), "--profile", "x=1x3"])
+    assert engine_main() == 2
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_the_module_needs_no_command_line_package(tmp_path: Path) -> None:
+    code = "import sys, runpy; sys.modules['click'] = None; runpy.run_module('pipeline.engine', run_name='__main__')"
+    absent = str(tmp_path / "absent")
+    done = subprocess.run([sys.executable, "-c", code, absent], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert absent in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_the_manifest_entry_has_no_messages(tmp_path: Path) -> None:
