@@ -44,7 +44,13 @@ _OF_A_MODEL = (*_GRAPH, *_PLACEMENT)
     "--backend", type=click.Choice(["auto", "gloo", "nccl"]), default="auto", help="Under torchrun, between ranks."
 )
 @click.option("--rank-timeout", type=POSITIVE, default=25.0, help="Under torchrun, seconds a rank may go on silently.")
-@click.option("--on-nonfinite", type=click.Choice(["error", "skip"]), default="error", show_default=True)
+@click.option(
+    "--on-nonfinite",
+    type=click.Choice(["error", "skip"]),
+    default="error",
+    show_default=True,
+    help="What a NaN or Inf in an activation does.",
+)
 @click.option("--include", multiple=True, help="As for `quantize build` (repeatable).")
 @click.option("--exclude", multiple=True, help="As for `quantize build` (repeatable).")
 @click.option("--rule-off", "rules_off", multiple=True, help="As for `quantize build` (repeatable).")
