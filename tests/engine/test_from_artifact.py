@@ -271,7 +271,7 @@ def test_without_click_the_module_builds(
     assert engine_main() == 0
     assert json.loads(capsys.readouterr().out)["check"]["samples"] == 2
     assert [options.fp16 for *_, options in builder.calls] == [True]
-    monkeypatch.setattr(sys, "argv", ["engine", str(folder), "--profile", "x=1x3"])
+    monkeypatch.setattr(sys, "argv", ["engine", str(folder), "--profile", "nonsense"])
     assert engine_main() == 2
     assert capsys.readouterr().err.startswith("error: ")
 
