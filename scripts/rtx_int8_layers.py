@@ -16,6 +16,7 @@ and the build of a TensorRT-RTX engine, and prints a row of a table for each.
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import sys
@@ -140,19 +141,23 @@ def zoo(names: list[str], *, equalised: bool) -> None:
             print(zoo_row(name, Path(folder), equalised=equalised), flush=True)
 
 
-def main(arguments: list[str]) -> int:
-    if arguments[:1] == ["--zoo"]:
-        zoo([name for name in arguments[1:] if name != "--equalise"], equalised="--equalise" in arguments)
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--zoo", action="store_true", help="networks of tests/zoo instead of a plan")
+    parser.add_argument("--equalise", action="store_true")
+    parser.add_argument("names", nargs="*", metavar="PLAN [PLACEMENT_JSON] or NAME...")
+    options = parser.parse_args(arguments)
+    if options.zoo:
+        zoo(options.names, equalised=options.equalise)
         return 0
-    if not 1 <= len(arguments) <= 2:
-        print(__doc__)
-        return 2
-    operations = read_plan(Path(arguments[0]).read_bytes())
+    if not 1 <= len(options.names) <= 2:
+        parser.error("give a plan, and its placement.json if there is one")
+    operations = read_plan(Path(options.names[0]).read_bytes())
     for operation in operations:
         kind = "INT8" if operation.int8 else "float"
         print(f"{kind:6}{operation.kind:17}{operation.name:60} {' '.join(operation.types)}")
-    if len(arguments) == 2:
-        placement = json.loads(Path(arguments[1]).read_text())
+    if len(options.names) == 2:
+        placement = json.loads(Path(options.names[1]).read_text())
         wanted = [
             decision["node"]
             for decision in placement["decisions"]
@@ -167,4 +172,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())
