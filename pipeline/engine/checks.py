@@ -37,20 +37,18 @@ class _Constants:
 
     def _add(self, graph: Graph) -> None:
         fed = {spec.name for spec in graph.inputs} - set(graph.initializers)
-        self.tensors.update(graph.initializers)
+        self.tensors.update(graph.constants())
         self.known.update(graph.initializers)
         self.known -= fed
         for node in graph.nodes:
-            if node.op_type == "Constant" and not node.domain:
-                if (value := node.attributes.get("value")) is not None and value.tensor is not None:
-                    self.tensors[node.outputs[0]] = value.tensor
-                self.known.update(node.outputs)
-            elif (
+            given = node.op_type == "Constant" and not node.domain
+            computed = (
                 node.inputs
                 and not any(a.graphs for a in node.attributes.values())
                 and all(name in self.known for name in node.inputs if name)
                 and not node.op_type.startswith("Random")
-            ):
+            )
+            if given or computed:
                 self.known.update(node.outputs)
             for attribute in node.attributes.values():
                 for subgraph in attribute.graphs:

@@ -25,10 +25,10 @@ import numpy as np
 from pipeline.engine.network import tensors_and_makers, times
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
     from pipeline.engine.compat import Api
-    from pipeline.engine.onnx_wire import Graph, Node
+    from pipeline.engine.onnx_wire import Graph, Node, Tensor
 
 __all__ = ["Passed", "clips_to_pass", "pass_clips"]
 
@@ -51,23 +51,18 @@ class Passed:
     """Of the Clip; infinite where there is none."""
 
 
-def _scalar(graph: Graph, name: str) -> float | None:
-    tensor = graph.initializers.get(name)
-    if tensor is None:
-        made = next((node for node in graph.nodes if name in node.outputs and node.op_type == "Constant"), None)
-        attribute = made.attributes.get("value") if made is not None else None
-        tensor = attribute.tensor if attribute is not None else None
-    values = tensor.values() if tensor is not None else None
+def _scalar(constants: Mapping[str, Tensor], name: str) -> float | None:
+    values = constants[name].values() if name in constants else None
     return float(values[0]) if values is not None and values.size == 1 else None
 
 
-def _bounds(graph: Graph, clip: Node) -> tuple[float, float] | None:
+def _bounds(constants: Mapping[str, Tensor], clip: Node) -> tuple[float, float] | None:
     """None: not known before the graph runs."""
     found: list[float] = []
     for place, key, without in ((1, "min", -np.inf), (2, "max", np.inf)):
         name = clip.inputs[place] if len(clip.inputs) > place else ""
         attribute = clip.attributes.get(key)  # before opset 11
-        value = _scalar(graph, name) if name else without
+        value = _scalar(constants, name) if name else without
         if attribute is not None and attribute.number is not None:
             value = attribute.number
         if value is None:
@@ -90,6 +85,7 @@ def clips_to_pass(graph: Graph, *, returned: Collection[str] = ()) -> list[Passe
     Args:
         returned: tensors that the engine returns beside the graph's outputs.
     """
+    constants = graph.constants()
     producers = {name: node for node in graph.nodes for name in node.outputs}
     readers: dict[str, list[Node]] = defaultdict(list)
     for _, node in graph.walk():
@@ -115,7 +111,7 @@ def clips_to_pass(graph: Graph, *, returned: Collection[str] = ()) -> list[Passe
         clip = producers.get(node.inputs[0]) if node.op_type == "QuantizeLinear" and not node.domain else None
         if clip is None or clip.op_type != "Clip" or clip.domain or taken_in(clip):
             continue
-        scale, bounds = _scalar(graph, node.inputs[1]), _bounds(graph, clip)
+        scale, bounds = _scalar(constants, node.inputs[1]), _bounds(constants, clip)
         if scale is not None and scale > 0 and bounds is not None and bounds[0] <= bounds[1]:
             found.append(Passed(clip.label(), clip.inputs[0], node.outputs[0], _how(bounds, scale), bounds))
     return found

@@ -64,7 +64,7 @@ def fused_ends(graph: Graph, tensors: Sequence[str]) -> dict[str, str]:
     tensor that is quantised, element-wise nodes that read nothing but the layer, each other and constants: the text
     detector of PaddleOCR has HardSwish as four nodes, with a scale and a shift behind it as two more.
     """
-    consumers, constants = _consumers(graph), _constants(graph)
+    consumers, constants = _consumers(graph), graph.constants()
     outputs = {spec.name for spec in graph.outputs}
     order = {id(node): number for number, node in enumerate(graph.nodes)}  # topological, as ONNX has them
     quantised = {name for name, _, _ in _quantised(graph, list(consumers))}
@@ -120,7 +120,7 @@ def dequantised_names(graph: Graph, tensors: Sequence[str]) -> dict[str, Watched
 
     Tensors that are not quantised, or not in the form of :func:`watched_names`, have none.
     """
-    consumers, constants = _consumers(graph), _constants(graph)
+    consumers, constants = _consumers(graph), graph.constants()
     names: dict[str, Watched] = {}
     found: set[str] = set()
     for name, quantiser, scale in _quantised(graph, tensors):
@@ -136,7 +136,7 @@ def _quantised(graph: Graph, tensors: Sequence[str]) -> Iterator[tuple[str, Node
 
     Where the float part of the graph is FP16, a Cast stands between them.
     """
-    consumers, constants = _consumers(graph), _constants(graph)
+    consumers, constants = _consumers(graph), graph.constants()
     for name in tensors:
         readers = consumers.get(name, [])
         casts = [cast.outputs[0] for cast in readers if cast.op_type == "Cast"]
@@ -155,18 +155,6 @@ def _scale(node: Node, constants: Mapping[str, Tensor]) -> float | None:
     scale, zero = constant(1), constant(2)
     usable = scale is not None and scale.size == 1 and scale[0] > 0 and (zero is None or not zero.any())
     return float(scale[0]) if scale is not None and usable else None
-
-
-def _constants(graph: Graph) -> dict[str, Tensor]:
-    constants = dict(graph.initializers)
-    constants.update(
-        {
-            node.outputs[0]: node.attributes["value"].tensor
-            for node in graph.nodes
-            if node.op_type == "Constant" and "value" in node.attributes and node.attributes["value"].tensor is not None
-        }
-    )
-    return constants
 
 
 def _consumers(graph: Graph) -> dict[str, list[Node]]:

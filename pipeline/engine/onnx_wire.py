@@ -183,6 +183,15 @@ class Graph:
     inputs: list[TensorSpec] = field(default_factory=list)
     outputs: list[TensorSpec] = field(default_factory=list)
 
+    def constants(self) -> dict[str, Tensor]:
+        """What stands in the file, by name: initializers and Constant nodes' tensors. Subgraphs have their own."""
+        found = dict(self.initializers)
+        for node in self.nodes:
+            value = node.attributes.get("value") if node.op_type == "Constant" and not node.domain else None
+            if value is not None and value.tensor is not None:
+                found[node.outputs[0]] = value.tensor
+        return found
+
     def walk(self) -> Iterator[tuple[Graph, Node]]:
         """Every node, those of subgraphs too, with the graph that holds it."""
         for node in self.nodes:

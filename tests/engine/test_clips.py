@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from pipeline.config import Profile
 from pipeline.engine.builder import build_engine
-from pipeline.engine.clips import Passed, clips_to_pass, pass_clips
+from pipeline.engine.clips import Passed, _how, clips_to_pass, pass_clips
 from pipeline.engine.compat import load_api
 from pipeline.engine.onnx_wire import read_model
 
@@ -145,8 +145,6 @@ def test_what_makes_no_sense_is_left_alone(tmp_path: Path, low: float, high: flo
     values=st.lists(st.floats(-300, 300, width=32), min_size=1, max_size=30),
 )
 def test_the_integers_are_the_same(low: float, high: float, scale: float, values: list[float]) -> None:
-    from pipeline.engine.clips import _how
-
     step = np.float32(scale)
     near = [bound + move * step for bound in (low, high) if np.isfinite(bound) for move in (-1, -0.5, 0, 0.5, 1)]
     x = np.array([*values, *near, 126.5 * step, 127 * step, -127.5 * step, -128 * step], np.float32)
@@ -178,7 +176,7 @@ def parsed(api: object, path: Path):
     return network, (parser, builder, logger)
 
 
-def test_the_network_reads_something_else(rtx, tmp_path: Path) -> None:
+def test_the_network_reads_something_else(rtx) -> None:
     path = DATA / "clip_qdq.onnx"
     network, _alive = parsed(rtx, path)
     assert pass_clips(network, rtx, read_model(path).graph) == ("y_clipped", "z_clipped")

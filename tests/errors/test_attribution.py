@@ -13,7 +13,7 @@ from pipeline.errors.capture import OrtReading
 from pipeline.errors.graphs import Graph
 from pipeline.errors.hybrid import hybrid, quantisation_of
 from pipeline.errors.matching import match_nodes
-from tests.errors.networks import batches, chain, network
+from tests.errors.networks import almost_zero, batches, chain, network
 
 ptq = network()
 fp32 = Graph(ptq.fp32)
@@ -94,14 +94,7 @@ def test_weights():
 
 def test_an_output_that_is_almost_zero_is_attributed_by_its_absolute_error():
     def low(model):
-        shifted = onnx.ModelProto()
-        shifted.CopyFrom(model)
-        shifted.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(12), "twelve"))
-        for node in shifted.graph.node:
-            node.output[:] = ["high" if name == "logits" else name for name in node.output]
-        shifted.graph.node.append(onnx.helper.make_node("Sub", ["high", "twelve"], ["low"], "shift"))
-        shifted.graph.node.append(onnx.helper.make_node("Sigmoid", ["low"], ["logits"], "sigmoid"))
-        return Graph(shifted)
+        return Graph(almost_zero(model))
 
     found = attribute(low(ptq.fp32), low(ptq.int8), low(_set_scale(ptq.int8, "relu_scale", 0.25)), batches())
     assert set(found.figures) == {"largest absolute error"}

@@ -18,7 +18,7 @@ from pipeline.errors.metrics import pair_sums
 from pipeline.errors.neighbours import neighbours
 from pipeline.errors.recorded import RecordedReading
 from pipeline.errors.table import COLUMNS, RELATIVE, read_table
-from tests.errors.networks import batches, chain, fake_quantised, network
+from tests.errors.networks import almost_zero, batches, chain, fake_quantised, network
 
 net = network({"relu": 0.9, "sum": 30.0})  # relu clips, sum does not
 fp32, int8 = Graph(net.fp32), Graph(net.int8)
@@ -155,15 +155,7 @@ def test_relative_figures_are_without_samples_in_which_fp32_is_almost_zero():
 
 def test_a_layer_that_is_almost_zero_in_all_samples_has_no_relative_figures():
     """A sigmoid's range is 1, whatever it gives."""
-    models = [onnx.ModelProto() for _ in range(2)]
-    for model, whole in zip(models, (net.fp32, net.int8), strict=True):
-        model.CopyFrom(whole)
-        model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(12), "twelve"))
-        for node in model.graph.node:
-            node.output[:] = ["low" if name == "logits" else name for name in node.output]
-        model.graph.node.append(onnx.helper.make_node("Sub", ["low", "twelve"], ["lower"], "shift"))
-        model.graph.node.append(onnx.helper.make_node("Sigmoid", ["lower"], ["logits"], "sigmoid"))
-    found = measure(Graph(models[0]), Graph(models[1]), layers, batches())
+    found = measure(Graph(almost_zero(net.fp32)), Graph(almost_zero(net.int8)), layers, batches())
     output = found.outputs["logits"]
     assert (output.relative_l2_mean, output.cosine_mean, output.almost_zero) == (None, None, 6)
     assert 0 < output.max_abs < 1e-3

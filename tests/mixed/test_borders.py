@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import lzma
+import math
 from pathlib import Path
 
 import pytest
@@ -87,7 +88,7 @@ def test_a_layer_between_two_in_float_costs_least(graph: Graph) -> None:
     assert costs.added({"a", "c"}, {"b", "pool"}) == 0.5
 
 
-def test_the_path_counts_the_borders_of_what_is_in_float(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_path_counts_the_borders_of_what_is_in_float(graph: Graph) -> None:
     """`a` goes first; then `b`, which moves its border, before `d`, which gains more and makes borders of its own."""
     from pipeline.accuracy import Figures
     from pipeline.mixed.candidate import Candidate
@@ -99,8 +100,6 @@ def test_the_path_counts_the_borders_of_what_is_in_float(graph: Graph, monkeypat
     class Fake:
         def measure(self, candidate: Candidate) -> Figures:
             noise = 1.0 - sum(gains[name] for name in candidate.restored)
-            import math
-
             return Figures(sqnr_db=-10 * math.log10(noise), agreement=None, samples=1)
 
     found = [
