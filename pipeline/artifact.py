@@ -177,7 +177,6 @@ class Manifest(Record):
                 raise ValueError(f"the file {name!r} does not lie in the artifact")
         return files
 
-
     @field_validator("profiles")
     @classmethod
     def _readable(cls, profiles: tuple[str, ...]) -> tuple[str, ...]:
@@ -245,6 +244,7 @@ class Artifact:
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder = folder
         self.manifest = manifest
+        self._unchanged: set[str] = set()
 
     @classmethod
     def open(cls, folder: Path) -> Artifact:
@@ -286,29 +286,31 @@ class Artifact:
                 remedy="restore it, or build again with --force",
             ) from error
 
-    def path(self, name: str) -> Path:
-        """The file ``name`` of this artifact.
+    def path(self, name: str, *, remedy: str = "") -> Path:
+        """The file ``name``, hashed the first time it is asked for; with it ``NAME.*``, where large models have weights.
+
+        Args:
+            remedy: how to mend a file that was changed; empty: as a build does.
 
         Raises:
             InputError: the manifest does not list it or it is gone.
+            CheckFailed: it, or what lies beside it, has another SHA-256 than the manifest.
         """
         path = self.folder / name
         if name not in self.manifest.files or not path.is_file():
             raise InputError(
                 f"{self.folder} has no {name}", remedy=f"`quantize verify {self.folder}` says what is wrong with it"
             )
-        return path
-
-    def unchanged(self, name: str, *, remedy: str) -> Path:
-        """As :meth:`path`, for a file that is to be what the manifest says.
-
-        Raises:
-            InputError: as :meth:`path`.
-            CheckFailed: it has another SHA-256; ``remedy`` says how to mend that.
-        """
-        path = self.path(name)
-        if sha256_file(path) != self.manifest.files[name].sha256:
-            raise CheckFailed(f"{path} is not the file that the manifest lists", remedy=remedy)
+        if name not in self._unchanged:
+            for other in self.manifest.files:
+                if other.startswith(f"{name}."):
+                    self.path(other, remedy=remedy)
+            if sha256_file(path) != self.manifest.files[name].sha256:
+                raise CheckFailed(
+                    f"{path} is not the file that the manifest lists",
+                    remedy=remedy or f"restore it, or build again; `quantize verify {self.folder}` checks every file",
+                )
+            self._unchanged.add(name)
         return path
 
     def differences(self) -> list[Difference]:

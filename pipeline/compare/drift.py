@@ -180,7 +180,7 @@ def measure_drift(
         opened.path(layout.CALIBRATION),
         meta,
         opened.path(layout.FP32_MODEL),
-        remedy=f"`quantize verify {artifact}` compares the artifact's files with its manifest",
+        remedy="the artifact was put together of two builds: build it again",
     )
     if doubt is not None:
         progress.warn(doubt)

@@ -66,7 +66,7 @@ def context_of_artifact(folder: Path, *, label: str | None = None) -> QuantConte
         weights = [_weight(name, entry) for name, entry in content["weights"].items()]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
-            f"{path} is damaged: {error}", remedy=f"`quantize verify {folder}` compares it with the manifest"
+            f"{path} is damaged: {error}", remedy="the file is as the manifest lists it: build the artifact again"
         ) from error
     manifest = artifact.manifest
     return QuantContext(

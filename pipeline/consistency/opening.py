@@ -138,7 +138,7 @@ def _from_artifact(folder: Path) -> tuple[Path, PlacementPlan, Manifest]:
         )
     except (ValueError, AttributeError, ValidationError) as error:
         raise InputError(
-            f"{path} is damaged: {error}", remedy=f"`quantize verify {folder}` compares it with the manifest"
+            f"{path} is damaged: {error}", remedy="the file is as the manifest lists it: build the artifact again"
         ) from error
     return artifact.path(FP32_MODEL), plan, artifact.manifest
 

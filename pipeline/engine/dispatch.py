@@ -111,7 +111,7 @@ def float_engine(artifact: Artifact, target: str) -> tuple[Path, EngineRecord, F
     for name in names:
         if name not in files:
             raise CheckFailed(f"{artifact.folder} has {names[0]} without {name}", remedy=remedy)
-    plan, record, choices = (artifact.unchanged(name, remedy=remedy) for name in names)
+    plan, record, choices = (artifact.path(name, remedy=remedy) for name in names)
     return (
         plan,
         EngineRecord.model_validate_json(record.read_bytes()),

@@ -81,8 +81,8 @@ def build_from_artifact(
     artifact = Artifact.open(folder)
     if fastest:
         check_float_model(artifact, "--fastest")
-    model, samples = _unchanged_model(artifact, INT8_MODEL), artifact.unchanged(SAMPLES, remedy=_COPY_AGAIN)
-    float_model = _unchanged_model(artifact, FP32_MODEL) if fastest else None
+    model, samples = (artifact.path(name, remedy=_COPY_AGAIN) for name in (INT8_MODEL, SAMPLES))
+    float_model = artifact.path(FP32_MODEL, remedy=_COPY_AGAIN) if fastest else None
     chosen = tuple(profiles) or tuple(Profile.parse(text) for text in artifact.manifest.profiles)
     final = artifact.folder / engine_folder(target)
     partial = final.with_name(f".{target}.{os.getpid()}.partial")
@@ -130,13 +130,6 @@ def check_target(target: str, *, fastest: bool = False) -> None:
         )
     if fastest:
         require_fp16(target)
-
-
-def _unchanged_model(artifact: Artifact, name: str) -> Path:
-    for other in artifact.manifest.files:
-        if other.startswith(f"{name}."):  # weights in a file of their own
-            artifact.unchanged(other, remedy=_COPY_AGAIN)
-    return artifact.unchanged(name, remedy=_COPY_AGAIN)
 
 
 def _cannot_run(record: EngineRecord) -> str:

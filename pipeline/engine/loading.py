@@ -109,7 +109,7 @@ def artifact_engine(artifact: Artifact, target: str) -> tuple[Path, EngineRecord
     if names[0] not in files:
         built = ", ".join(sorted(artifact.manifest.targets)) or "none"
         raise InputError(f"{artifact.folder} has no engine for target {target}; it has: {built}", remedy=remedy)
-    plan, record = (artifact.unchanged(name, remedy=remedy) for name in names)
+    plan, record = (artifact.path(name, remedy=remedy) for name in names)
     return plan, EngineRecord.model_validate_json(record.read_bytes())
 
 

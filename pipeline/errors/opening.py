@@ -96,7 +96,7 @@ def load_plan(artifact: Artifact) -> PlacementPlan:
         )
     except (OSError, ValueError, AttributeError, ValidationError) as error:
         raise InputError(
-            f"{path} cannot be read: {error}", remedy=f"`quantize verify {artifact.folder}` says what is wrong with it"
+            f"{path} cannot be read: {error}", remedy="the file is as the manifest lists it: build the artifact again"
         ) from error
 
 
@@ -204,7 +204,7 @@ def _kept_samples(artifact: Artifact) -> tuple[tuple[int, ...], dict[str, np.nda
             feeds = {name.removeprefix(prefix): archive[name] for name in archive.files if name.startswith(prefix)}
     except Exception as error:
         raise InputError(
-            f"{path} cannot be read: {error}", remedy=f"`quantize verify {artifact.folder}` says what is wrong with it"
+            f"{path} cannot be read: {error}", remedy="the file is as the manifest lists it: build the artifact again"
         ) from error
     return numbers, feeds
 
@@ -229,7 +229,7 @@ def calibrated_ranges(
         artifact.path(CALIBRATION),
         meta,
         artifact.path(FP32_MODEL),
-        remedy=f"`quantize verify {artifact.folder}` compares the artifact's files with its manifest",
+        remedy="the artifact was put together of two builds: build it again",
     )
     if doubt is not None:
         progress.warn(doubt)

@@ -23,7 +23,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt, field_validator
 from pipeline.artifact import INT8_MODEL, PLACEMENT, SAMPLES, Artifact
 from pipeline.config import Profile
 from pipeline.core.errors import InputError, QuantizeError
-from pipeline.core.files import atomic_file, sha256_file, sha256_json
+from pipeline.core.files import atomic_file, sha256_json
 from pipeline.records import Record
 
 if TYPE_CHECKING:
@@ -81,10 +81,11 @@ def int8_sha256(artifact: Artifact) -> str:
     """Which INT8 graph an artifact has: the SHA-256 of its file; where weights are in another one, over both.
 
     Raises:
-        InputError: a file is gone.
+        InputError, CheckFailed: a file is gone, or not what the manifest lists.
     """
-    names = sorted(name for name in artifact.manifest.files if name.startswith(INT8_MODEL))
-    digests = [sha256_file(artifact.path(name)) for name in names]
+    artifact.path(INT8_MODEL)
+    files = artifact.manifest.files
+    digests = [files[name].sha256 for name in sorted(files) if name.startswith(INT8_MODEL)]
     return digests[0] if len(digests) == 1 else sha256_json(digests)
 
 
@@ -128,7 +129,8 @@ def record_engine(
 
     Raises:
         InputError: no artifact, no samples in it, nothing quantised, or a TensorRT without that way.
-        CheckFailed: no engine that shows its tensors gives the outputs recorded in the artifact.
+        CheckFailed: no engine that shows its tensors gives the outputs recorded in the artifact; or a file of that is
+            not what the manifest lists.
         ToolError: no GPU, or TensorRT fails.
     """
     from pipeline.engine.capture import Capture
@@ -146,7 +148,7 @@ def record_engine(
     except (OSError, ValueError, KeyError, IndexError, TypeError, zipfile.BadZipFile) as error:
         raise InputError(
             f"{folder}: {PLACEMENT} or {SAMPLES} cannot be read: {error}",
-            remedy=f"`quantize verify {folder}` looks for damage",
+            remedy="the file is as the manifest lists it: build the artifact again",
         ) from error
     if not tensors:
         raise InputError(f"{folder} has no quantised layer")

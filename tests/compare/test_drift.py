@@ -152,13 +152,16 @@ def test_a_damaged_plan_and_an_artifact_that_was_not_calibrated_here(artifact: P
     original = (artifact / "placement.json").read_text()
     try:
         (artifact / "placement.json").write_text("{")
+        opened.updated(files=("placement.json",))
         with pytest.raises(InputError, match=r"placement\.json cannot be read"):
             measure_drift(opened.folder, recent(tmp_path, 1.0))
         (artifact / "placement.json").write_text(json.dumps({"prequantized": True}))
+        opened.updated(files=("placement.json",))
         with pytest.raises(InputError, match="has no calibrated tensor: its scales came with the model"):
             measure_drift(opened.folder, recent(tmp_path, 1.0))
     finally:
         (artifact / "placement.json").write_text(original)
+        opened.updated(files=())
 
 
 def test_the_command_line(artifact: Path, tmp_path: Path) -> None:

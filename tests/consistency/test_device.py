@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.artifact import INT8_MODEL, SAMPLES
+from pipeline.artifact import INT8_MODEL, SAMPLES, Artifact
 from pipeline.consistency.compare import assert_consistent
 from pipeline.consistency.device import check_on_device, check_outputs, check_probe, check_scales, device_text
 from pipeline.consistency.loading import load_context
@@ -195,6 +195,7 @@ def test_a_device_with_other_outputs(artifact: Path, monkeypatch: pytest.MonkeyP
 
 def test_damaged_samples(artifact: Path) -> None:
     (artifact / SAMPLES).write_bytes(b"PK")
+    Artifact.open(artifact).updated(files=(SAMPLES,))
     with pytest.raises(InputError, match=r"samples\.npz cannot be read"):
         check_on_device(artifact)
 

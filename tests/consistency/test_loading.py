@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 import pytest
 
-from pipeline.artifact import INT8_MODEL, SCALES
+from pipeline.artifact import INT8_MODEL, SCALES, Artifact
 from pipeline.consistency.compare import assert_consistent, compare
 from pipeline.consistency.graph import context_of_graph, visible_tensors
 from pipeline.consistency.loading import load_context, save_context
@@ -95,6 +95,7 @@ def test_artifact_with_another_scale(tmp_path: Path) -> None:
 def test_damaged_scales(tmp_path: Path, content: str) -> None:
     folder = write_artifact(tmp_path / "art")
     (folder / SCALES).write_text(content)
+    Artifact.open(folder).updated(files=(SCALES,))
     with pytest.raises(InputError, match=r"scales\.json is damaged"):
         load_context(folder)
 

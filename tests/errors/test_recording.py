@@ -371,6 +371,7 @@ def test_an_engine_that_computes_something_else(artifact, engine, tmp_path, caps
 
 def test_damaged_artifact(artifact, engine, tmp_path, capsys):
     (artifact / SAMPLES).write_bytes(b"PK")
+    Artifact.open(artifact).updated(files=(SAMPLES,))
     assert main([str(artifact), str(tmp_path / "engine.npz")]) == 2
     assert "cannot be read" in capsys.readouterr().err
     assert not (tmp_path / "engine.npz").exists()

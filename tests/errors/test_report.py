@@ -15,7 +15,7 @@ import onnx
 import pytest
 from click.testing import CliRunner
 
-from pipeline.artifact import CALIBRATION, PLACEMENT, SAMPLES, WORK, Artifact, DataOptions
+from pipeline.artifact import CALIBRATION, INT8_MODEL, PLACEMENT, SAMPLES, WORK, Artifact, DataOptions
 from pipeline.cli.diff import command as diff_command
 from pipeline.cli.errors import command as errors_command
 from pipeline.cli.inspect import command as inspect_command
@@ -587,6 +587,7 @@ def test_diff_where_fp32_is_almost_zero(artifact, tmp_path):
         writer = csv.DictWriter(stream, rows[0])
         writer.writeheader()
         writer.writerows(rows)
+    Artifact.open(artifact).updated(files=("reports/errors.csv",))
     found = diff_artifacts(artifact, other)
     by_node = {layer.node: layer for layer in found.layers}
     assert by_node["branch_conv"].error_a is None
@@ -654,6 +655,7 @@ def test_a_report_waits_for_no_build(artifact):
 def test_an_empty_model_is_no_network_without_layers(artifact, tmp_path, name):
     shutil.copytree(artifact, tmp_path / "empty")
     (tmp_path / "empty" / name).write_bytes(b"")
+    Artifact.open(tmp_path / "empty").updated(files=(name,))
     for command in (lambda: diff_artifacts(artifact, tmp_path / "empty"), lambda: report_artifact(tmp_path / "empty")):
         with pytest.raises(InputError, match=f"empty/{name} is not a readable ONNX model: it has no graph"):
             command()
@@ -665,16 +667,19 @@ def test_no_artifact(tmp_path):
 
 def test_damaged_placement(artifact):
     (artifact / PLACEMENT).write_text("{")
+    Artifact.open(artifact).updated(files=(PLACEMENT,))
     assert "placement.json cannot be read" in _fails(artifact)
 
 
 def test_damaged_samples(artifact):
     (artifact / SAMPLES).write_bytes(b"PK")
+    Artifact.open(artifact).updated(files=(SAMPLES,))
     assert "samples.npz cannot be read" in _fails(artifact)
 
 
 def test_damaged_statistics(artifact):
     (artifact / CALIBRATION).write_bytes(b"PK")
+    Artifact.open(artifact).updated(files=(CALIBRATION,))
     assert "is not a calibration file" in _fails(artifact)
 
 
@@ -711,10 +716,9 @@ def test_qat_of_another_network(artifact, tmp_path):
 
 
 def test_diff_of_different_networks(artifact, tmp_path):
-    from pipeline.artifact import INT8_MODEL
-
     other = make_artifact(tmp_path / "other", net).folder
     onnx.save(chain(2).int8, other / INT8_MODEL)
+    Artifact.open(other).updated(files=(INT8_MODEL,))
     with pytest.raises(InputError, match="not the same network"):
         diff_artifacts(artifact, other)
 
@@ -725,6 +729,7 @@ def test_nothing_quantised(artifact):
     for decision in values["decisions"]:
         decision["quantized"] = False
     path.write_text(json.dumps(values))
+    Artifact.open(artifact).updated(files=(PLACEMENT,))
     assert "has no quantised layer" in _fails(artifact)
 
 
