@@ -29,6 +29,7 @@ __all__ = [
     "SAMPLES",
     "SCALES",
     "SCHEMA",
+    "STAGED",
     "SUMMARY",
     "WORK",
     "Artifact",
@@ -63,6 +64,8 @@ _FIGURES = ("build_seconds", "peak_memory_bytes", "plan_bytes")
 """Of a target's record, where it has an engine."""
 WORK = ".work"
 """Finished stages, kept so that the next build goes on from them. Not part of the artifact."""
+STAGED = f"{WORK}/.errors.partial"
+"""Where the files of a report are written. Once the manifest lists them they are the artifact's, and are moved."""
 
 
 class FileRecord(Record):
@@ -211,7 +214,7 @@ class Manifest(Record):
 
 
 class Difference(Record):
-    """A file that is not what the manifest says. ``kind``: missing, changed or unlisted."""
+    """A file that is not what the manifest says. ``kind``: missing, changed, unlisted, unplaced (in :data:`STAGED`)."""
 
     file: str
     kind: str
@@ -221,6 +224,8 @@ class Difference(Record):
     def __str__(self) -> str:
         if self.kind == "changed":
             return f"{self.file}: SHA-256 is {self.found}, the manifest has {self.expected}"
+        if self.kind == "unplaced":
+            return f"{self.file}: still in {STAGED}, for `quantize errors` was cut off when it put its report in place"
         return f"{self.file}: {'missing' if self.kind == 'missing' else 'not in the manifest'}"
 
 
@@ -287,7 +292,7 @@ class Artifact:
             ) from error
 
     def path(self, name: str, *, remedy: str = "") -> Path:
-        """The file ``name``, hashed the first time it is asked for; with it ``NAME.*``, where large models have weights.
+        """The file ``name``, hashed when it is first asked for; with it ``NAME.*``, where large models have weights.
 
         Args:
             remedy: how to mend a file that was changed; empty: as a build does.
@@ -313,15 +318,20 @@ class Artifact:
             self._unchanged.add(name)
         return path
 
+    def staged(self, name: str) -> bool:
+        """Whether the file that the manifest lists as ``name`` is still in :data:`STAGED`."""
+        path, record = self.folder / STAGED / name, self.manifest.files.get(name)
+        return record is not None and path.is_file() and sha256_file(path) == record.sha256
+
     def differences(self) -> list[Difference]:
         """Hash every file and compare with the manifest; an empty list means that all is as written."""
         found: list[Difference] = []
         for name, record in sorted(self.manifest.files.items()):
             path = self.folder / name
-            if not path.is_file():
-                found.append(Difference(file=name, kind="missing", expected=record.sha256))
-            elif (digest := sha256_file(path)) != record.sha256:
-                found.append(Difference(file=name, kind="changed", expected=record.sha256, found=digest))
+            digest = sha256_file(path) if path.is_file() else None
+            if digest != record.sha256:
+                kind = "unplaced" if self.staged(name) else "missing" if digest is None else "changed"
+                found.append(Difference(file=name, kind=kind, expected=record.sha256, found=digest))
         for path in sorted(self.folder.rglob("*")):
             name = path.relative_to(self.folder).as_posix()
             if (
@@ -333,10 +343,15 @@ class Artifact:
                 found.append(Difference(file=name, kind="unlisted"))
         return found
 
-    def updated(self, *, files: tuple[str, ...], **fields: Any) -> Artifact:
-        """Write a manifest in which ``files`` (relative names) are hashed anew and ``fields`` are replaced."""
+    def updated(self, *, files: tuple[str, ...], staged: bool = False, **fields: Any) -> Artifact:
+        """Write a manifest in which ``files`` (relative names) are hashed anew and ``fields`` are replaced.
+
+        Args:
+            staged: the files are in :data:`STAGED` and will be moved.
+        """
+        place = self.folder / STAGED if staged else self.folder
         records = dict(self.manifest.files)
-        records.update({name: file_record(self.folder / name) for name in files})
+        records.update({name: file_record(place / name) for name in files})
         manifest = self.manifest.model_copy(update={"files": records, **fields})
         write_manifest(self.folder, manifest)
         return Artifact(self.folder, manifest)

@@ -41,7 +41,9 @@ def command(artifact: Path, on_device: bool, target: str, as_json: bool, quiet: 
     if differences:
         raise CheckFailed(
             f"{artifact} differs from its manifest:\n" + "\n".join(f"  {difference}" for difference in differences),
-            remedy="restore the files, or run `quantize build` again",
+            remedy=f"`quantize errors {artifact}` puts its report in place"
+            if all(difference.kind == "unplaced" for difference in differences)
+            else "restore the files, or run `quantize build` again",
             figures=summary,
         )
     device: DeviceCheck | None = None

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.artifact import INT8_MODEL, OTHER_SAMPLES, REPORTS, SAMPLES, WORK, Artifact
+from pipeline.artifact import INT8_MODEL, OTHER_SAMPLES, REPORTS, SAMPLES, STAGED, WORK, Artifact
 from pipeline.core.errors import InputError
 from pipeline.core.files import check_can_make, explain_os_errors, fsync_dir
 from pipeline.core.progress import SILENT, Progress
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 __all__ = ["ErrorReport", "report_artifact"]
 
 _WORST = 10
-_PARTIAL = ".errors.partial"
 
 
 class ErrorReport(Record):
@@ -107,7 +106,8 @@ def report_artifact(
     opened = open_models(folder)
     artifact = opened.artifact
     if out is None:
-        check_can_make(artifact.folder / WORK)  # before the work
+        for place in (WORK, REPORTS):
+            check_can_make(artifact.folder / place)  # before the work
     chosen = choose_data(
         artifact,
         data,
@@ -147,28 +147,34 @@ def report_artifact(
 
 
 def _renew(folder: Path, inside: str, found: Measurement, content: ReportContent) -> tuple[str, ...]:
-    """Put the reports into the artifact once all of them are written: one that is cut off leaves it whole.
+    """Write the reports beside the artifact, list them in its manifest, and only then put them into it.
+
+    One that is cut off leaves the old report, or the new one of which some files are to be moved; the next one does it.
 
     Raises:
         InputError: a build or another report is at work in it, or there is no room.
     """
-    runner = StageRunner(folder / WORK)
-    partial, target = runner.work / _PARTIAL, folder / inside
-    with runner.locked():
-        shutil.rmtree(partial, ignore_errors=True)
-        files = write_reports(partial, found.table, content)
-        with explain_os_errors(target):
-            target.mkdir(parents=True, exist_ok=True)
-            for name in files:
-                (partial / name).replace(target / name)
-        fsync_dir(target)
-        # Read anew: another report may have been finished during this measurement.
-        _update(Artifact.open(folder), inside, files, found)
-        shutil.rmtree(partial, ignore_errors=True)
+    with StageRunner(folder / WORK).locked():
+        _place(Artifact.open(folder))
+        files = write_reports(folder / STAGED / inside, found.table, content)
+        # Read anew: an engine may have been added during this measurement.
+        _place(_listed(Artifact.open(folder), inside, files, found))
     return files
 
 
-def _update(artifact: Artifact, folder: str, files: Sequence[str], found: Measurement) -> None:
+def _place(artifact: Artifact) -> None:
+    """Move what is staged and listed into the artifact, and forget what else a report that was cut off has left."""
+    staging = artifact.folder / STAGED
+    for name in filter(artifact.staged, artifact.manifest.files):
+        target = artifact.folder / name
+        with explain_os_errors(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            (staging / name).replace(target)
+        fsync_dir(target.parent)
+    shutil.rmtree(staging, ignore_errors=True)
+
+
+def _listed(artifact: Artifact, folder: str, files: Sequence[str], found: Measurement) -> Artifact:
     """The manifest: the files' hashes, and what the engine of the last report in ``folder`` was."""
     figures = dict(artifact.manifest.verification)
     if figures.get("engine", {}).get("report", REPORTS) == folder:
@@ -180,7 +186,7 @@ def _update(artifact: Artifact, folder: str, files: Sequence[str], found: Measur
             "layers": _engine_layers(found),
             "report": folder,
         }
-    artifact.updated(files=tuple(f"{folder}/{name}" for name in files), verification=figures)
+    return artifact.updated(files=tuple(f"{folder}/{name}" for name in files), staged=True, verification=figures)
 
 
 def _engine_layers(found: Measurement) -> dict[str, int]:

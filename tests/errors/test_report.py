@@ -9,22 +9,26 @@ import re
 import shutil
 import sys
 from contextlib import contextmanager
+from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner
 
-from pipeline.artifact import CALIBRATION, INT8_MODEL, PLACEMENT, SAMPLES, WORK, Artifact, DataOptions
+from pipeline.artifact import CALIBRATION, INT8_MODEL, PLACEMENT, SAMPLES, STAGED, WORK, Artifact, DataOptions
 from pipeline.cli.diff import command as diff_command
 from pipeline.cli.errors import command as errors_command
 from pipeline.cli.inspect import command as inspect_command
+from pipeline.cli.verify import command as verify_command
 from pipeline.core.errors import InputError
 from pipeline.data import batched, open_source, select, split_source
 from pipeline.data.parting import parted
 from pipeline.errors.diff import diff_artifacts
 from pipeline.errors.table import read_table
 from pipeline.errors.verified import verified_numbers
+from pipeline.reports import error_report
 from pipeline.reports.error_report import report_artifact
 from pipeline.reports.summary import summary_markdown
 from pipeline.runner import StageRunner
@@ -643,6 +647,54 @@ def test_a_report_that_is_cut_off_leaves_the_artifact_whole(artifact, monkeypatc
     report_artifact(artifact)
     assert Artifact.open(artifact).differences() == []
     assert not list((artifact / WORK).glob(".errors*"))
+
+
+@pytest.mark.parametrize("moved", [0, 2, 5])
+def test_a_report_that_is_killed_while_it_is_put_in_place_is_finished_by_the_next(
+    artifact, tmp_path, monkeypatch, moved
+):
+    class Killed(BaseException):
+        pass
+
+    staging, left, replace = artifact / STAGED, [None] * moved, Path.replace
+
+    def killed(source, target):
+        if staging in source.parents and staging not in target.parents:
+            if not left:
+                raise Killed
+            left.pop()
+        return replace(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", killed)
+        with pytest.raises(Killed):
+            report_artifact(artifact, data=str(images(tmp_path / "other.npy")))
+    listed = Artifact.open(artifact).manifest.files
+    found = Artifact.open(artifact).differences()
+    assert [difference.kind for difference in found] == ["unplaced"] * (len(FILES) - moved)
+    verified = CliRunner().invoke(verify_command, [str(artifact)])
+    assert verified.exit_code == 1
+    assert f"{found[0].file}: still in .work/.errors.partial, for `quantize errors` was cut off" in verified.stderr
+    assert f"`quantize errors {artifact}` puts its report in place" in verified.stderr
+    monkeypatch.setattr(error_report, "write_reports", Mock(side_effect=InputError("no space left on the disk")))
+    with pytest.raises(InputError, match="no space"):
+        report_artifact(artifact)
+    again = Artifact.open(artifact)
+    assert again.differences() == []
+    assert again.manifest.files == listed
+    assert not staging.exists()
+
+
+def test_what_a_killed_report_left_is_not_put_into_another_build(artifact, tmp_path):
+    """Nor what was cut off before it was listed: the manifest knows neither."""
+    old = artifact / STAGED / "reports" / "errors.csv"
+    old.parent.mkdir(parents=True)
+    old.write_text("old")
+    assert Artifact.open(artifact).differences() == []
+    report_artifact(artifact, data=str(images(tmp_path / "other.npy")))
+    assert Artifact.open(artifact).differences() == []
+    assert (artifact / "reports" / "errors.csv").read_text() != "old"
+    assert not (artifact / STAGED).exists()
 
 
 def test_a_report_waits_for_no_build(artifact):
