@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from pipeline.core.errors import InputError
+from pipeline.core.operators import ACTIVATIONS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,13 +22,7 @@ __all__ = ["NOISE_PREFIX", "activation_outputs", "add_noise_inputs"]
 NOISE_PREFIX: Final = "noise:"
 """Before the tensor's name: the name of the graph input that carries its noise."""
 
-_LAYERS: Final = frozenset(
-    {
-        "Celu", "Clip", "Elu", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Mish", "PRelu", "Relu", "Selu",
-        "Sigmoid", "Softplus", "Softsign", "Swish", "Tanh", "ThresholdedRelu",
-    }
-)  # fmt: skip
-_UNARY: Final = _LAYERS | {"Erf"}
+_UNARY: Final = ACTIVATIONS | {"Erf"}
 _WITH_CONSTANT: Final = frozenset({"Add", "Div", "Mul", "Sub"})
 _LONGEST_GATE: Final = 6
 """Operators between a value and the factor computed from it (GELU's has three, Mish's two)."""
@@ -44,7 +39,7 @@ def activation_outputs(model: ir.Model) -> tuple[str, ...]:
         if node.op_type == "Mul" and (gate := _own_gate(node)) is not None:
             inside.update(gate)
             found.append(_scaled(node.outputs[0]))
-        elif node.op_type in _LAYERS:
+        elif node.op_type in ACTIVATIONS:
             found.append(node.outputs[0])
     return tuple(
         str(value.name)

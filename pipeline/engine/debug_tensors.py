@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipeline.core.errors import QuantizeError, ToolError
+from pipeline.core.operators import ACTIVATIONS
 from pipeline.engine.tensors import numpy_dtype
 
 if TYPE_CHECKING:
@@ -39,11 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["Watched", "Watcher", "dequantised_names", "fused_ends", "watched_names"]
 
 _PROFILE = re.compile(r" \[profile \d+\]$")
-_ACTIVATIONS = frozenset(
-    {"Clip", "Elu", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "PRelu", "Relu", "Sigmoid", "Softplus", "Tanh"}
-)
-"""What kernels compute on their result before they store it."""
-_ELEMENTWISE = _ACTIVATIONS | {"Abs", "Add", "Div", "Erf", "Exp", "Max", "Min", "Mul", "Neg", "Pow", "Sqrt", "Sub"}
+_ELEMENTWISE = ACTIVATIONS | {"Abs", "Add", "Div", "Erf", "Exp", "Max", "Min", "Mul", "Neg", "Pow", "Sqrt", "Sub"}
 """What an activation may be written with, where it is no single node: HardSwish as Add, Clip, Mul and Div."""
 
 
@@ -99,7 +96,7 @@ def fused_ends(graph: Graph, tensors: Sequence[str]) -> dict[str, str]:
             continue
         if (end := quantised_end(name)) is not None:
             found[name] = end
-        elif len(readers) == 1 and readers[0].op_type in _ACTIVATIONS:
+        elif len(readers) == 1 and readers[0].op_type in ACTIVATIONS:
             found[name] = readers[0].outputs[0]
     return found
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pipeline.core.operators import ACTIVATIONS
+
 if TYPE_CHECKING:
     from pipeline.errors.graphs import Graph
 
 __all__ = ["why_hidden"]
 
-_ONE_TO_ONE = frozenset({"Cast", "Clip", "Elu", "HardSigmoid", "HardSwish", "LeakyRelu", "Relu", "Sigmoid", "Tanh"})
+_LOOKED_BEHIND = ACTIVATIONS | {"Cast"}
 """Operators to look behind: the reason is what reads their result."""
 
 
@@ -31,7 +33,7 @@ def why_hidden(int8: Graph, tensor: str) -> str:
         others = {name for name in reader.input if name} - int8.constants - seen
         if others:
             return f"{reader.op_type} joins it with another tensor before anything is quantised"
-        if reader.op_type not in _ONE_TO_ONE:
+        if reader.op_type not in _LOOKED_BEHIND:
             return f"{reader.op_type} reads it before anything is quantised"
         tensor = reader.output[0]
         seen.add(tensor)

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
+from pipeline.core.operators import ACTIVATIONS
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -34,7 +36,6 @@ _OTHER_NAMES = re.compile(r"box|coord|embed|feature|hidden|keypoint|landmark|vec
 _SAME = frozenset({"Cast", "Dropout", "Identity", "QuantizeLinear", "DequantizeLinear"})
 _MOVED = frozenset({"Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 _SCALED = frozenset({"Add", "Div", "Mul", "Sub"})
-_ACTIVATIONS = frozenset({"Clip", "Elu", "Gelu", "HardSwish", "LeakyRelu", "PRelu", "Relu", "Sigmoid", "Tanh"})
 _POOLS = frozenset({"GlobalAveragePool", "GlobalMaxPool", "ReduceMean", "ReduceMax"})
 
 
@@ -101,7 +102,7 @@ def _kind(graph: Graph, output: str) -> Scores:
             behind = graph.producers.get(_through(graph, node.input[0], _SAME))
             return "row" if behind is not None and behind.op_type == "Conv" else "none"
         if node.op_type == "Conv":
-            pooled = graph.producers.get(_through(graph, node.input[0], _SAME | _ACTIVATIONS | _SCALED | _MOVED))
+            pooled = graph.producers.get(_through(graph, node.input[0], _SAME | ACTIVATIONS | _SCALED | _MOVED))
             return "row" if not moved or (pooled is not None and pooled.op_type in _POOLS) else "none"
         return "none"
     return "none"

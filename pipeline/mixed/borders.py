@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pipeline.core.operators import ACTIVATIONS
 from pipeline.errors.graphs import MOVEMENT
 
 if TYPE_CHECKING:
@@ -29,8 +30,8 @@ _INTO_FLOAT = (4 - 1) + (4 + 2)
 """Bytes a value: the INT8 kernel writes FP32 in place of INT8, a pass reads that and writes FP16."""
 _INTO_INT8 = 2 + 1
 """A pass reads FP16 and writes INT8."""
-_CARRIED = frozenset({"Clip", "HardSigmoid", "HardSwish", "LeakyRelu", "Mul", "PRelu", "Relu", "Sigmoid", "Tanh"})
-"""What runs in the kernel of the layer in front, in INT8 and in float."""
+_CARRIED = ACTIVATIONS | MOVEMENT | {"Mul"}
+"""What runs in the kernel of the layer in front, in INT8 and in float, or only moves values."""
 
 
 @dataclass(frozen=True)
@@ -94,20 +95,17 @@ class Borders:
     def _is_int8(self, node: Any, restored: Collection[str]) -> bool:
         return node is not None and node.name in self._quantized and node.name not in restored
 
-    def _carries(self, node: Any) -> bool:
-        return node.op_type in _CARRIED or node.op_type in MOVEMENT
-
     def _maker(self, tensor: str) -> Any:
         """The node whose kernel writes ``tensor``, activations and movements left out; None: an input, a constant."""
         node = self._graph.producers.get(tensor)
-        while node is not None and node.name not in self._quantized and self._carries(node):
+        while node is not None and node.name not in self._quantized and node.op_type in _CARRIED:
             node = next((self._graph.producers[name] for name in node.input if name in self._graph.producers), None)
         return node
 
     def _readers(self, tensor: str) -> Iterator[tuple[str, Any]]:
         """Each node that reads ``tensor``, perhaps behind activations and movements, with what it reads."""
         for node in self._graph.consumers.get(tensor, ()):
-            if node.name in self._quantized or not self._carries(node):
+            if node.name in self._quantized or node.op_type not in _CARRIED:
                 yield tensor, node
             else:
                 for output in node.output:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from pipeline.core.operators import ACTIVATIONS
+
 __all__ = [
     "CONVOLUTIONS", "INCLUDABLE", "LAYOUT", "MATRIX_PRODUCTS", "POINTWISE", "QUANTIZERS", "RECURRENT", "REDUCTIONS",
     "SELECTIONS", "UNARY", "WEIGHTED",
@@ -14,9 +16,7 @@ MATRIX_PRODUCTS: Final = ("Gemm", "MatMul")
 WEIGHTED: Final = (*CONVOLUTIONS, *MATRIX_PRODUCTS)
 
 UNARY: Final = (
-    "Relu", "Clip", "LeakyRelu", "Elu", "Selu", "Celu", "ThresholdedRelu", "HardSwish", "HardSigmoid", "Sigmoid",
-    "Tanh", "Softplus",
-    "Softsign", "Mish", "Gelu", "Erf", "Abs", "Neg", "Sqrt", "Exp", "Log", "Reciprocal", "Dropout",
+    *sorted(ACTIVATIONS - {"PRelu"}), "Erf", "Abs", "Neg", "Sqrt", "Exp", "Log", "Reciprocal", "Dropout",
     "BatchNormalization",
 )  # fmt: skip
 """One computed input, element by element."""

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from pipeline.core.operators import ACTIVATIONS
 from pipeline.errors.graphs import Graph
 from pipeline.errors.hidden import why_hidden
 
@@ -38,3 +39,10 @@ def _graph(*nodes):
 )
 def test_reasons(nodes, reason):
     assert why_hidden(_graph(*nodes), "x").startswith(reason)
+
+
+@pytest.mark.parametrize("operator", sorted({*ACTIVATIONS, "Cast"}))
+def test_the_reason_is_what_reads_the_activation(operator):
+    slopes = ["two"] if operator == "PRelu" else []
+    nodes = [(operator, ["x", *slopes], ["a"]), ("MaxPool", ["a"], ["y"])]
+    assert why_hidden(_graph(*nodes), "x") == "MaxPool reads it before anything is quantised"
