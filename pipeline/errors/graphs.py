@@ -212,7 +212,7 @@ def _dequantised_constant(
     zero = graph.constant(node.input[2]) if len(node.input) > 2 and node.input[2] else None
     axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 1)
     shape = [1] * values.ndim
-    if scale.ndim:
+    if scale.size > 1:
         shape[axis] = -1
     shifted = values.astype(np.int64) - (0 if zero is None else zero.astype(np.int64).reshape(shape))
     result: np.ndarray[Any, np.dtype[Any]] = (shifted.astype(scale.dtype) * scale.reshape(shape)).astype(scale.dtype)

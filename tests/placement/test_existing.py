@@ -204,14 +204,14 @@ def integer_conv(folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"zero": np.uint8(0)}, "QuantizeLinear 'x.q' has uint8 zero point 0; only 128 has an int8 equal"),
-        ({"zero": OMIT}, "QuantizeLinear 'x.q' has uint8 zero point 0"),
-        ({"zero": np.int8(5)}, "QuantizeLinear 'x.q' has int8 zero point 5; TensorRT takes 0 only"),
-        ({"scale": 0.0}, "QuantizeLinear 'x.q' has scale 0; TensorRT takes positive finite ones"),
+        ({"zero": np.uint8(0)}, "QuantizeLinear 'x.q' of 'x' has uint8 zero point 0; only 128 has an int8 equal"),
+        ({"zero": OMIT}, "QuantizeLinear 'x.q' of 'x' has uint8 zero point 0"),
+        ({"zero": np.int8(5)}, "QuantizeLinear 'x.q' of 'x' has int8 zero point 5; TensorRT takes 0 only"),
+        ({"scale": 0.0}, "QuantizeLinear 'x.q' of 'x' has scale 0; TensorRT takes positive finite ones"),
         ({"scale": np.inf}, "has scale inf"),
         (
             {"weights": np.full((16, 16, 3, 3), 250, np.uint8), "weight_zero": np.zeros(16, np.uint8)},
-            "constants w minus their zero point do not fit int8 (250..250)",
+            "'w.dq' of 'w' holds constants that do not fit int8 without their zero point (250..250)",
         ),
         ({"weight_scale": np.full(5, 0.1), "weight_zero": np.zeros(5, np.int8), "axis": None}, "has 5 scales, no axis"),
     ],
@@ -225,7 +225,7 @@ def test_what_cannot_be_repaired(tmp_path: Path, change: dict[str, Any], words: 
     with pytest.raises(InputError) as caught:
         make_plan(path, PlacementConfig())
     assert words in str(caught.value)
-    assert "quantise it again symmetrically" in str(caught.value)
+    assert "quantise it again, symmetrically to int8 with zero point 0" in str(caught.value)
 
 
 def test_uint8_that_others_read(tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_scale_at_run_time(tmp_path: Path) -> None:
     x = net.input("x", "n", 16)
     scale = net.op("ReduceMax", [x], "scale", keepdims=0)
     net.op("DequantizeLinear", [net.op("QuantizeLinear", [x, scale, "z"], "q"), scale, "z"], "y")
-    with pytest.raises(InputError, match="'q' computes its scale scale at run time"):
+    with pytest.raises(InputError, match="'q' of 'x' computes its scale scale at run time"):
         make_plan(net.save(tmp_path, "y"), PlacementConfig())
 
 
@@ -250,7 +250,7 @@ def test_zero_point_at_run_time(tmp_path: Path) -> None:
     net.constant("s", 0.1)
     zero = net.input("z", dtype=TensorProto.INT8)
     net.op("DequantizeLinear", [net.op("QuantizeLinear", [net.input("x", "n", 16), "s", zero], "q"), "s", zero], "y")
-    with pytest.raises(InputError, match="'q' computes its zero point z at run time"):
+    with pytest.raises(InputError, match="'q' of 'x' computes its zero point z at run time"):
         make_plan(net.save(tmp_path, "y"), PlacementConfig())
 
 
@@ -259,12 +259,12 @@ def test_integer_input_that_is_not_int8(tmp_path: Path) -> None:
     net.constant("s", 0.1)
     net.constant("z", 0, "uint8")
     net.op("DequantizeLinear", [net.input("x", "n", 16, dtype=TensorProto.UINT8), "s", "z"], "y")
-    with pytest.raises(InputError, match="dequantises x, which is uint8, not int8"):
+    with pytest.raises(InputError, match="'y' of 'x' dequantises uint8, not int8"):
         make_plan(net.save(tmp_path, "y"), PlacementConfig())
 
 
 def test_qoperator_format_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="ConvInteger 'y' is in the QOperator format"):
+    with pytest.raises(InputError, match="the QOperator format, which TensorRT does not import: ConvInteger 'y'"):
         make_plan(integer_conv(tmp_path), PlacementConfig())
 
 
