@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -56,8 +57,11 @@ class Costs:
         A node that costs nothing to restore would come first whatever it gains, and one between two nodes in float can
         cost less than nothing.
         """
-        least = min((cost for cost in self.saved.values() if cost > 0), default=1.0)
-        return max(self.lost({*restored, *more}) - self.lost(restored), least)
+        return max(self.lost({*restored, *more}) - self.lost(restored), self._least)
+
+    @cached_property
+    def _least(self) -> float:
+        return min((cost for cost in self.saved.values() if cost > 0), default=1.0)
 
 
 def node_costs(
