@@ -704,6 +704,16 @@ def test_an_opset_without_an_effect_is_a_warning(cli: tuple[Path, Path], tmp_pat
     assert "warning: --opset 18 has no effect: the model has opset 17" in error
 
 
+def test_an_opset_that_was_not_typed_is_no_warning(cli: tuple[Path, Path], tmp_path: Path) -> None:
+    model = load(cli[0])
+    model.opset_import[0].version = 14
+    save(model, tmp_path / "m.onnx")
+    given = ("--data", cli[1], "--profile", "x=1x3x8x8,4x3x8x8,8x3x8x8", "--include", "conv1")
+    code, _, error = invoke(tmp_path / "m.onnx", *given, "-o", tmp_path / "c.npz")
+    assert code == 0, error
+    assert "no effect" not in error
+
+
 @pytest.mark.parametrize(
     "flags",
     [("--opset", "17"), ("--equalise",), ("--input", "x:1:float32"), ("--profile", "x=1"), ("--exclude", "Conv")],

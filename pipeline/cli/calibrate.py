@@ -36,7 +36,7 @@ _OF_A_MODEL = (*_GRAPH, *_PLACEMENT)
 @preprocess_option
 @click.option("--input", "inputs", multiple=True, metavar="NAME:SHAPE:DTYPE", help="As for `quantize build`.")
 @click.option("--profile", "profiles", multiple=True, metavar="NAME=MIN,OPT,MAX[;...]", help="As for `quantize build`.")
-@click.option("--opset", type=int, default=17, show_default=True, help="As for `quantize build`.")
+@click.option("--opset", type=int, help="As for `quantize build` [17].")
 @click.option("--equalise", is_flag=True, help="As for `quantize build`, which then needs it too.")
 @click.option("--shard", metavar="I/N", help="Only the I-th of N parts of the batches (0/2 and 1/2), to merge later.")
 @click.option("--shards", default="cyclic", help="Under torchrun, who takes which batch: cyclic, blocks, scattered.")
@@ -197,33 +197,14 @@ def _over_ranks(
 
 
 def _open(model: str, flags: Mapping[str, Any], folder: Path, progress: Progress) -> Opened:
-    from pipeline.combinations import idle_for_model
     from pipeline.config import BuildConfig, validated
-    from pipeline.consistency.opening import open_work
+    from pipeline.consistency.opening import open_configured
 
-    given = {key: flags[key] for key in ("data", "preprocess", "samples", "batch_size", "on_nonfinite", *_GRAPH)}
+    keys = ("data", "preprocess", "samples", "batch_size", "on_nonfinite", *_GRAPH)
+    given = {key: flags[key] for key in keys if flags[key] is not None}
     placement = {key: flags[key] for key in _PLACEMENT}
     config = validated(BuildConfig, {**given, "model": model, "out": folder, "placement": placement}, origin="options")
-    opened = open_work(
-        model,
-        config.data,
-        folder=folder,
-        preprocess=config.preprocess,
-        inputs=config.inputs,
-        profiles=config.profiles,
-        opset=config.opset,
-        placement=config.placement,
-        equalise=config.equalise,
-        samples=config.samples,
-        batch_size=config.batch_size,
-        on_nonfinite=config.on_nonfinite,
-        shard=flags["shards"],
-        progress=progress,
-    )
-    if opened.opset is not None:
-        for text in idle_for_model(config, prequantized=False, equalised=opened.equalised, opset=opened.opset):
-            progress.warn(text)
-    return opened
+    return open_configured(config, folder=folder, shard=flags["shards"], progress=progress)
 
 
 def _part(text: str | None) -> tuple[int, int]:

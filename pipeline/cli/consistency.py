@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from pipeline.core.progress import Progress
 
 _SHOWN_ROWS = 20
+_GRAPH = ("inputs", "profiles", "opset", "equalise")
 _CALIBRATING = (
-    "data", "preprocess", "profiles", "samples", "batch_size", "calibrator", "percentile", "ema_alpha", "ema_decay",
+    "data", "preprocess", *_GRAPH, "samples", "batch_size", "calibrator", "percentile", "ema_alpha", "ema_decay",
     "quantile", "cutoff",
 )  # fmt: skip
 _FOLDER = Path("consistency")
@@ -58,7 +59,10 @@ _FOLDER = Path("consistency")
 )
 @click.option("--data", help="Calibration data, as for `quantize build`.")
 @click.option("--preprocess", help="As for `quantize build`.")
+@click.option("--input", "inputs", multiple=True, metavar="NAME:SHAPE:DTYPE", help="As for `quantize build`.")
 @click.option("--profile", "profiles", multiple=True, metavar="NAME=MIN,OPT,MAX[;...]", help="As for `quantize build`.")
+@click.option("--opset", type=int, help="As for `quantize build` [17].")
+@click.option("--equalise", is_flag=True, help="As for `quantize build`.")
 @click.option("--samples", type=int, help="Samples to calibrate on [the artifact's, or 128].")
 @click.option("--batch-size", type=int, default=8, show_default=True, help="Samples per batch.")
 @calibrator_options("the artifact's, or mse")
@@ -198,7 +202,7 @@ def _open(model: str, flags: Mapping[str, Any], folder: Path, progress: Progress
     import calibrators
     from pipeline.artifact import Artifact
     from pipeline.config import BuildConfig, validated
-    from pipeline.consistency.opening import open_work
+    from pipeline.consistency.opening import open_configured
     from pipeline.core.errors import InputError
 
     if not flags["data"]:
@@ -208,29 +212,20 @@ def _open(model: str, flags: Mapping[str, Any], folder: Path, progress: Progress
         )
     if Path(model).is_dir():
         need = "a model that is prepared here; an artifact's graph is taken as it is"
-        refuse_idle(("profiles",), need, "give a model")
+        refuse_idle(_GRAPH, need, "give a model")
     params = parameters_from(dict(flags))
     name = flags["calibrator"]
     if name is None and Path(model).is_dir():
         record = Artifact.open(Path(model)).manifest.calibration
         name, params = record.calibrator, {**record.params, **params}
-    given = {key: flags[key] for key in ("data", "preprocess", "profiles", "samples", "batch_size")}
+    keys = ("data", "preprocess", "samples", "batch_size", *_GRAPH)
+    given = {key: flags[key] for key in keys if flags[key] is not None}
     config = validated(
         BuildConfig,
         {**given, "model": model, "out": folder, "calibrator": {**({"name": name} if name else {}), "params": params}},
         origin="options",
     )
-    opened = open_work(
-        model,
-        config.data,
-        folder=folder,
-        preprocess=config.preprocess,
-        profiles=config.profiles,
-        samples=config.samples,
-        batch_size=config.batch_size,
-        shard=flags["shards"],
-        progress=progress,
-    )
+    opened = open_configured(config, folder=folder, shard=flags["shards"], progress=progress)
     return opened, calibrators.get(config.calibrator.name, config.calibrator.params)
 
 

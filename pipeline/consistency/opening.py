@@ -17,11 +17,11 @@ from pipeline.data import open_again, open_source, split_source
 
 if TYPE_CHECKING:
     from pipeline.artifact import Manifest
-    from pipeline.config import InputSpec, PlacementConfig, Preprocess, Profile
+    from pipeline.config import BuildConfig, InputSpec, PlacementConfig, Preprocess, Profile
     from pipeline.core.progress import Progress
     from pipeline.placement import PlacementPlan
 
-__all__ = ["Opened", "open_work"]
+__all__ = ["Opened", "open_configured", "open_work"]
 
 
 class Opened:
@@ -44,6 +44,38 @@ class Opened:
         """Of the exported model; None: an artifact's is taken as it is."""
         self.equalised = equalised
         """Channels of some tensor were equalised here."""
+
+
+def open_configured(
+    config: BuildConfig, *, folder: Path, shard: str = "cyclic", progress: Progress = SILENT
+) -> Opened:
+    """:func:`open_work` of what a configuration says; a warning for each option that has no effect on the model.
+
+    Raises:
+        InputError, CheckFailed, ToolError: as there.
+    """
+    from pipeline.combinations import idle_for_model
+
+    opened = open_work(
+        config.model,
+        config.data,
+        folder=folder,
+        preprocess=config.preprocess,
+        inputs=config.inputs,
+        profiles=config.profiles,
+        opset=config.opset,
+        placement=config.placement,
+        equalise=config.equalise,
+        samples=config.samples,
+        batch_size=config.batch_size,
+        on_nonfinite=config.on_nonfinite,
+        shard=shard,
+        progress=progress,
+    )
+    if opened.opset is not None:
+        for text in idle_for_model(config, prequantized=False, equalised=opened.equalised, opset=opened.opset):
+            progress.warn(text)
+    return opened
 
 
 def open_work(

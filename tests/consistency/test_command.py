@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner, Result
+from onnx import numpy_helper
 
 from pipeline.artifact import INT8_MODEL
 from pipeline.cli.consistency import command
@@ -109,6 +110,40 @@ def test_across_batches(tmp_path: Path) -> None:
         assert row["largest"] == pytest.approx(row["merged"])
         assert row["smallest"] < row["largest"]
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["batches.json", "batches.png", "batches.txt"]
+
+
+def test_the_graph_is_made_as_a_build_makes_it(tmp_path: Path) -> None:
+    """--equalise brings ranges closer; --input and --opset reach the export, and only what was typed is warned of."""
+    model = convolutions()
+    model.opset_import[0].version = 14
+    spread = model.graph.initializer[0]
+    weights = numpy_helper.to_array(spread) * np.geomspace(1, 50, 32, dtype=np.float32)[:, None, None, None]
+    spread.CopyFrom(numpy_helper.from_array(weights, spread.name))
+    onnx.save(model, tmp_path / "m.onnx")
+    np.save(tmp_path / "x.npy", np.random.default_rng(1).standard_normal((20, 32, 4, 4)).astype(np.float32))
+    arguments = (tmp_path / "m.onnx", "--across-batches", "--data", tmp_path / "x.npy", "--calibrator", "minmax", "-q")
+    plain, equalised = (run(*arguments, "--json", *more) for more in ((), ("--equalise", "--opset", 18)))
+    assert (plain.exit_code, equalised.exit_code) == (0, 0), plain.output + equalised.output
+    assert "no effect" not in plain.stderr
+    assert "--opset 18 has no effect: the model has opset 14" in equalised.stderr
+    assert "--equalise" not in equalised.stderr
+    before, after = (
+        {row["tensor"]: row["merged"] for row in json.loads(done.stdout)["rows"]} for done in (plain, equalised)
+    )
+    assert after["r"] < before["r"] / 2
+    other = run(*arguments, "--input", "image:1x32x4x4:float32")
+    assert other.exit_code == 2
+    assert "image" in other.stderr
+
+
+def test_options_of_a_model_are_none_of_an_artifact(tmp_path: Path) -> None:
+    folder = write_artifact(tmp_path / "art")
+    for option in (("--input", "x:1x4:float32"), ("--profile", "x=1x4,1x4,1x4"), ("--opset", 18), ("--equalise",)):
+        result = run(folder, "--across-batches", "--data", "x.npy", *option)
+        assert result.exit_code == 2
+        assert f"{option[0]} has no effect here: it is for a model that is prepared here" in result.stderr
+        result = run(folder, folder, *option)
+        assert f"{option[0]} has no effect here: it is for calibrating here" in result.stderr
 
 
 def test_a_model_without_tensors_to_calibrate(tmp_path: Path) -> None:
