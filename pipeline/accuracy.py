@@ -55,6 +55,8 @@ class Target(Record):
         if match is None or (match[2] and match[2].lower() != unit):
             raise InputError(f"{option} {text!r} is not a number such as {example}")
         value = float(match[1])
+        if kind == "min_agreement" and value == 0:
+            raise InputError(f"{option} {text!r} is met by every network; {example} is a usual value")
         if kind == "min_agreement" and value <= 1 and not match[2]:
             raise InputError(
                 f"{option} {text!r} would be {value:g} per cent",

@@ -47,6 +47,23 @@ class JsonCommand(click.Command):
             _refuse_other_encodings(args)
             return super().make_context(info_name, args, parent, **extra)
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not ctx.resilient_parsing:  # of a line that is still being typed
+            _refuse_empty_paths(self, ctx, args)
+        return super().parse_args(ctx, args)
+
+
+def _refuse_empty_paths(command: click.Command, context: click.Context, arguments: Sequence[str]) -> None:
+    """An unset variable of a script, which pathlib takes for the folder that the program runs in."""
+    typed = command.make_parser(context).parse_args(list(arguments))[0]
+    for parameter in command.get_params(context):
+        if isinstance(parameter.type, click.Path) and _has_empty(typed.get(parameter.name or "")):
+            raise click.BadParameter("it is empty, and no path", context, parameter)
+
+
+def _has_empty(value: Any) -> bool:
+    return any(_has_empty(each) for each in value) if isinstance(value, (list, tuple)) else value == ""
+
 
 def _refuse_other_encodings(arguments: Sequence[str]) -> None:
     """onnx, onnxruntime and JSON take no path that is not UTF-8, and each says so in its own way, or not at all."""

@@ -6,7 +6,7 @@ import errno
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import click
 import numpy as np
@@ -66,6 +66,24 @@ def test_usage_errors(arguments: tuple[str, ...], said: str) -> None:
     code, document, _ = failed(*arguments)
     assert code == 2
     assert said in document["error"]
+
+
+PATHS = [
+    (name, parameter)
+    for name in COMMANDS
+    for parameter in cast(click.Group, main).get_command(click.Context(main), name).params  # type: ignore[union-attr]
+    if isinstance(parameter.type, click.Path)
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "parameter"), PATHS, ids=lambda item: item if isinstance(item, str) else str(item.name)
+)
+def test_an_empty_path_is_not_the_working_folder(name: str, parameter: click.Parameter) -> None:
+    flag = [] if isinstance(parameter, click.Argument) else [max(parameter.opts, key=len)]
+    found = CliRunner().invoke(main, [name, *flag, *[""] * max(1, parameter.nargs)])
+    assert found.exit_code == 2
+    assert found.stderr.rstrip().endswith("it is empty, and no path"), found.output
 
 
 def test_usage_errors_without_json_are_text() -> None:

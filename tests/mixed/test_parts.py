@@ -50,6 +50,8 @@ def test_target(kind, text, value, met):
         ("min_agreement", "101%", "--min-agreement '101%' is out of range"),
         ("min_agreement", "-3%", "is not a number such as 99%"),
         ("min_agreement", "0.99", "--min-agreement '0.99' would be 0.99 per cent"),
+        ("min_agreement", "0", "--min-agreement '0' is met by every network; 99% is a usual value"),
+        ("min_agreement", "0%", "--min-agreement '0%' is met by every network"),
     ],
 )
 def test_bad_target(kind, text, message):
