@@ -173,7 +173,7 @@ def activation_scales(artifact: Artifact) -> dict[str, dict[str, Any]]:
     except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
         raise InputError(
             f"{path} has no scales that can be read: {error}",
-            remedy=f"`quantize verify {artifact.folder}` says what is wrong with the artifact",
+            remedy="the file is as the manifest lists it: build the artifact again",
         ) from error
     return found
 

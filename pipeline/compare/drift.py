@@ -14,12 +14,9 @@ reaches the outputs.
 
 from __future__ import annotations
 
-import json
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
-
-from pydantic import ValidationError
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from pipeline import artifact as layout
 from pipeline.artifact import Artifact
@@ -222,14 +219,9 @@ def measure_drift(
 
 
 def _plan(opened: Artifact) -> PlacementPlan:
-    from pipeline.placement import PlacementPlan
+    from pipeline.errors.opening import load_plan
 
-    path = opened.path(layout.PLACEMENT)
-    try:
-        values: dict[str, Any] = json.loads(path.read_text())
-        plan = PlacementPlan.model_validate({key: values[key] for key in PlacementPlan.model_fields if key in values})
-    except (OSError, ValueError, ValidationError) as error:
-        raise InputError(f"{path} cannot be read: {error}", remedy="build the artifact again") from error
+    plan = load_plan(opened)
     if not plan.tensors:
         raise InputError(
             f"{opened.folder} has no calibrated tensor: its scales came with the model",

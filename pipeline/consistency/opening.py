@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import ValidationError
-
-from pipeline.artifact import FP32_MODEL, PLACEMENT, Artifact
+from pipeline.artifact import FP32_MODEL, Artifact
 from pipeline.consistency.work import Work
 from pipeline.core.errors import InputError
 from pipeline.core.files import sha256_file, sha256_json
@@ -159,20 +156,10 @@ def open_work(
 
 
 def _from_artifact(folder: Path) -> tuple[Path, PlacementPlan, Manifest]:
-    from pipeline.placement import PlacementPlan
+    from pipeline.errors.opening import load_plan
 
     artifact = Artifact.open(folder)
-    path = artifact.path(PLACEMENT)
-    try:
-        content = json.loads(path.read_text())
-        plan = PlacementPlan.model_validate_json(
-            json.dumps({key: value for key, value in content.items() if key in PlacementPlan.model_fields})
-        )
-    except (ValueError, AttributeError, ValidationError) as error:
-        raise InputError(
-            f"{path} is damaged: {error}", remedy="the file is as the manifest lists it: build the artifact again"
-        ) from error
-    return artifact.path(FP32_MODEL), plan, artifact.manifest
+    return artifact.path(FP32_MODEL), load_plan(artifact), artifact.manifest
 
 
 def _model_sha256(model: Path) -> str:
