@@ -166,11 +166,13 @@ def without_qdq(graph: Graph) -> Any:
         if node.op_type != "DequantizeLinear":
             continue
         source = graph.producers.get(node.input[0])
+        if source is not None and source.op_type == "Clip":  # of a pair with fewer than 256 steps
+            source = graph.producers.get(source.input[0])
         if source is not None and source.op_type == "QuantizeLinear":
             renamed[node.output[0]] = source.input[0]
         elif (values := graph.constant(node.input[0])) is not None:
             folded.append(numpy_helper.from_array(_dequantised_constant(graph, node, values), node.output[0]))
-    kept = [node for node in graph.nodes if node.op_type not in QDQ or _is_left(node, renamed, folded, graph)]
+    kept = [node for node in graph.nodes if not _of_pair(node, graph) or _is_left(node, renamed, folded, graph)]
     del model.graph.node[:]
     outputs = set(graph.outputs)
     for node in kept:
@@ -188,12 +190,21 @@ def without_qdq(graph: Graph) -> Any:
     return model
 
 
+def _of_pair(node: Any, graph: Graph) -> bool:
+    """A Q, a DQ, or a Clip of the integers between them."""
+    source = graph.producers.get(node.input[0]) if node.op_type == "Clip" else None
+    return node.op_type in QDQ or (source is not None and source.op_type == "QuantizeLinear")
+
+
 def _is_left(node: Any, renamed: dict[str, str], folded: Iterable[Any], graph: Graph) -> bool:
     """A Q or DQ that is not one of a pair: kept, so that the graph stays whole."""
     if node.op_type == "DequantizeLinear":
         return node.output[0] not in renamed and node.output[0] not in {tensor.name for tensor in folded}
     readers = graph.consumers.get(node.output[0], [])
-    return node.output[0] in graph.outputs or any(reader.op_type != "DequantizeLinear" for reader in readers)
+    return node.output[0] in graph.outputs or any(
+        _is_left(reader, renamed, folded, graph) if reader.op_type == "Clip" else reader.op_type != "DequantizeLinear"
+        for reader in readers
+    )
 
 
 def _followed(name: str, renamed: dict[str, str]) -> str:

@@ -28,7 +28,7 @@ def given_state(graph: GraphView, node: ir.Node) -> tuple[bool, str]:
     dequantised = [index for index, value in enumerate(node.inputs) if _pair(graph, value) is not None]
     if not dequantised:
         return False, "no input is quantised in the model"
-    shown = ", ".join(map(str, dequantised))
+    shown = ", ".join(f"{index}{_scale(graph, node.inputs[index])}" for index in dequantised)
     if op in WEIGHTED:
         if not {0, 1} <= set(dequantised):
             return False, f"only input {shown} has a Q/DQ pair in the model; with one float operand it runs in float"
@@ -38,6 +38,12 @@ def given_state(graph: GraphView, node: ir.Node) -> tuple[bool, str]:
     elif op not in INCLUDABLE:
         return False, f"input {shown} is rounded by pairs that came with the model; TensorRT has no INT8 form of {op}"
     return True, f"input {shown} quantised by pairs that came with the model"
+
+
+def _scale(graph: GraphView, value: ir.Value | None) -> str:
+    pair = _pair(graph, value)
+    scale = None if pair is None else graph.scalar(pair.inputs[1])
+    return "" if scale is None else f" (scale {scale:.6g})"
 
 
 def _wrong_axis(graph: GraphView, node: ir.Node) -> str | None:
@@ -109,17 +115,17 @@ def _skips(graph: GraphView) -> str | None:
             continue
         if any(_pair(graph, value) is not None for value in node.inputs):
             continue
-        if any(_from_convolution(graph, value) is not None for value in node.inputs):
+        if any(_layer_before(graph, value, CONVOLUTIONS) is not None for value in node.inputs):
             names.append(node.name or "")
     text = "Adds take their skip input in float, so that the convolution fused with each writes float too (a Q/DQ "
     return _told(names, f"{text}pair on the skip input alone would make it INT8)")
 
 
 def _between(graph: GraphView) -> str | None:
-    """Pairs that part a convolution from the operator that TensorRT would fuse into its kernel."""
+    """Pairs that part a layer from the operator that TensorRT would fuse into its kernel."""
     names = []
     for node in graph.nodes:
-        if graph.op(node) != "QuantizeLinear" or _from_convolution(graph, node.inputs[0]) is None:
+        if graph.op(node) != "QuantizeLinear" or _layer_before(graph, node.inputs[0], WEIGHTED) is None:
             continue
         behind = [
             reader
@@ -131,7 +137,7 @@ def _between(graph: GraphView) -> str | None:
             graph.op(reader) in WEIGHTED for reader in behind
         ):
             names.append(node.name or "")
-    return _told(names, "pairs stand between a convolution and the activation or Add that TensorRT would fuse into it")
+    return _told(names, "pairs stand between a layer and the activation or Add that TensorRT would fuse into it")
 
 
 def _several_scales(graph: GraphView) -> str | None:
@@ -154,11 +160,11 @@ def _source(graph: GraphView, pair: ir.Node) -> ir.Value | None:
     return pair.inputs[0] if quantizer is None else quantizer.inputs[0]
 
 
-def _from_convolution(graph: GraphView, value: ir.Value | None) -> ir.Node | None:
-    """The convolution on INT8 that computes ``value``, alone for it, with or without a BatchNormalization behind it."""
-    node = graph.producer(value, *CONVOLUTIONS, *_BEHIND_CONVOLUTION)
+def _layer_before(graph: GraphView, value: ir.Value | None, ops: tuple[str, ...]) -> ir.Node | None:
+    """The layer on INT8 that computes ``value``, alone for it, with or without a BatchNormalization behind it."""
+    node = graph.producer(value, *ops, *_BEHIND_CONVOLUTION)
     if node is None or value is None or len({use.node for use in value.uses()}) != 1:
         return None
     if graph.op(node) in _BEHIND_CONVOLUTION:
-        return _from_convolution(graph, node.inputs[0])
+        return _layer_before(graph, node.inputs[0], ops)
     return node if given_state(graph, node)[0] else None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipeline.placement.given_edit import axis_of
+from pipeline.placement.given_edit import along, axis_of
 from pipeline.placement.ops import QUANTIZERS
 
 if TYPE_CHECKING:
@@ -43,7 +43,8 @@ def _merge_equal(edit: Edit) -> None:
     seen: dict[tuple[Any, ...], ir.Node] = {}
     for node in graph.nodes:
         parameters = [graph.array(value) for value in node.inputs[1:]]
-        if graph.op(node) not in QUANTIZERS or any(array is None for array in parameters):
+        between = graph.op(node) == "Clip" and graph.producer(node.inputs[0], "QuantizeLinear") is not None
+        if not (between or graph.op(node) in QUANTIZERS) or any(array is None for array in parameters):
             continue
         axis = node.attributes.get("axis")
         numbers = tuple((a.dtype.str, a.shape, a.tobytes()) for a in parameters if a is not None)
@@ -60,9 +61,9 @@ def _merge_equal(edit: Edit) -> None:
 def _clip_before(edit: Edit) -> None:
     """Q, Clip, DQ (fewer than 256 steps: Brevitas, torch's reduced ranges) becomes Clip, Q, DQ.
 
-    No TensorRT has an INT8 Clip; a float one in front of Q is part of the kernel before it. Rounding is monotonic and
-    ``(k * scale) / scale`` rounds to k, so that the steps are the same. Where the steps that are left fit int8 about
-    a zero point of 0, so they are written, whatever the type was.
+    No TensorRT has an INT8 Clip; a float one in front of Q is part of the kernel before it, and one of constants is
+    done here. Rounding is monotonic and ``(k * scale) / scale`` rounds to k, so that the steps are the same. Where the
+    steps that are left fit int8 about a zero point of 0, so they are written, whatever the type was.
     """
     import onnx_ir as ir
 
@@ -74,31 +75,51 @@ def _clip_before(edit: Edit) -> None:
         followers = list(graph.downstream(clip.outputs[0]))
         if clip.outputs[0].is_graph_output() or any(graph.op(node) != "DequantizeLinear" for node in followers):
             continue
-        steps = _steps(edit, quantizer, clip)
-        scale = graph.scalar(quantizer.inputs[1])
-        source = quantizer.inputs[0]
-        if steps is None or scale is None or source is None:
+        steps, scale = _steps(edit, quantizer, clip), graph.array(quantizer.inputs[1])
+        if steps is None or scale is None or not _clip_source(edit, quantizer, clip, steps, scale):
             continue
-        low, high = (np.float32(step) * np.float32(scale) for step in steps)
-        name = f"{quantizer.outputs[0].name}_clipped"
-        bounds = [edit.constant(f"{name}_{end}", np.asarray(value)) for end, value in (("min", low), ("max", high))]
-        before = ir.node("Clip", [source, *bounds], name=f"{clip.name}_before")
-        before.outputs[0].name, before.outputs[0].shape, before.outputs[0].type = name, source.shape, source.type
-        graph.model.graph.insert_before(quantizer, before)
-        quantizer.replace_input_with(0, before.outputs[0])
         edit.replace(clip.outputs[0], quantizer.outputs[0])
         edit.remove_unread(clip)
         quantizer.outputs[0].type = ir.TensorType(ir.DataType.INT8)
         for node in (quantizer, *followers):
-            edit.set_zero(node, np.asarray(scale, np.float32))
+            edit.set_zero(node, scale)
         edit.note("a Clip between Q and DQ became a float Clip in front of Q (the same steps)", clip)
+
+
+def _clip_source(
+    edit: Edit, quantizer: ir.Node, clip: ir.Node, steps: tuple[int, int], scale: np.ndarray[Any, Any]
+) -> bool:
+    """Limit what ``quantizer`` reads to ``steps``; False where it has a scale per channel and is no constant."""
+    import onnx_ir as ir
+
+    graph, source = edit.graph, quantizer.inputs[0]
+    values = graph.array(source)
+    name = f"{quantizer.outputs[0].name}_clipped"
+    low, high = ((step * scale).astype(scale.dtype) for step in steps)
+    if source is None or (values is None and scale.size > 1):
+        return False
+    if values is not None:
+        axis = axis_of(graph, quantizer, scale)
+        if axis is None:
+            return False
+        limited = np.clip(values, along(low, axis, values.ndim), along(high, axis, values.ndim))
+        quantizer.replace_input_with(0, edit.constant(name, limited.astype(values.dtype)))
+        return True
+    bounds = [edit.constant(f"{name}_{end}", bound.reshape(())) for end, bound in (("min", low), ("max", high))]
+    before = ir.node("Clip", [source, *bounds], name=f"{clip.name}_before")
+    before.outputs[0].name, before.outputs[0].shape, before.outputs[0].type = name, source.shape, source.type
+    graph.model.graph.insert_before(quantizer, before)
+    quantizer.replace_input_with(0, before.outputs[0])
+    return True
 
 
 def _steps(edit: Edit, quantizer: ir.Node, clip: ir.Node) -> tuple[int, int] | None:
     """Least and greatest step about the zero point that Q and Clip leave, where int8 holds them."""
     found = [edit.graph.array(value) for value in clip.inputs[1:3]]
     zero = edit.graph.array(quantizer.inputs[2]) if len(quantizer.inputs) > 2 else np.zeros((), np.uint8)
-    if zero is None or zero.size != 1 or zero.dtype not in (np.int8, np.uint8) or any(a is None for a in found):
+    if zero is None or zero.dtype not in (np.int8, np.uint8) or any(array is None for array in found):
+        return None
+    if np.ptp(zero):
         return None
     limits = [int(array.reshape(-1)[0]) for array in found if array is not None]
     info, shift = np.iinfo(zero.dtype), int(zero.reshape(-1)[0])
@@ -119,16 +140,16 @@ def _transpose_constants(edit: Edit) -> None:
         if graph.op(node) != "Transpose" or node.outputs[0].is_graph_output():
             continue
         dq = graph.producer(node.inputs[0], "DequantizeLinear")
-        if dq is None or graph.only_reader(dq.outputs[0]) is not node:
+        if dq is None:
             continue
         q = graph.producer(dq.inputs[0], "QuantizeLinear")
-        if q is not None and graph.only_reader(q.outputs[0]) is not dq:
-            continue
-        first = dq if q is None else q
-        values, scale = graph.array(first.inputs[0]), graph.array(dq.inputs[1])
+        values, scale = graph.array((dq if q is None else q).inputs[0]), graph.array(dq.inputs[1])
         axis = None if scale is None else axis_of(graph, dq, scale)
         if values is None or scale is None or axis is None:
             continue
+        if len(node.inputs[0].uses()) > 1 or (q is not None and len(q.outputs[0].uses()) > 1):  # type: ignore[union-attr]
+            q, dq = _copied(edit, q, dq, node)
+        first = dq if q is None else q
         permutation = node.attributes.get_ints("perm", list(reversed(range(values.ndim))))
         root = first.inputs[0]
         turned = np.ascontiguousarray(values.transpose(permutation))
@@ -140,3 +161,19 @@ def _transpose_constants(edit: Edit) -> None:
         edit.replace(node.outputs[0], dq.outputs[0])
         edit.remove_unread(node)
         edit.note("quantised weights behind a Transpose were stored transposed", node)
+
+
+def _copied(edit: Edit, q: ir.Node | None, dq: ir.Node, before: ir.Node) -> tuple[ir.Node | None, ir.Node]:
+    """The pair once more, for the node ``before`` alone: others read the one that is there."""
+    import onnx_ir as ir
+
+    copies: list[ir.Node] = []
+    for node in (dq,) if q is None else (q, dq):
+        source = copies[-1].outputs[0] if copies else node.inputs[0]
+        inputs = [source, *node.inputs[1:]]
+        copy = ir.node(node.op_type, inputs, dict(node.attributes), name=f"{node.name}_{before.name}")
+        copy.outputs[0].name, copy.outputs[0].type = f"{node.outputs[0].name}_{before.name}", node.outputs[0].type
+        edit.graph.model.graph.insert_before(before, copy)
+        copies.append(copy)
+    before.replace_input_with(0, copies[-1].outputs[0])
+    return (None if q is None else copies[0]), copies[-1]

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 IMAGE = (3, 16, 16)
-TOKENS, WIDTH = 16, 32
+TOKENS, WIDTH = 8, 16
 OPSET = 17
 Export = Callable[[Path], None]
 
@@ -407,13 +407,21 @@ def torchao(network: str, folder: Path) -> dict[str, Export]:
 
         return export
 
-    reduced = x86.get_default_x86_inductor_quantization_config(reduce_range=True)
-    return {
-        "pt2e": form(False),
-        "pt2e-qat": form(True),
-        "pt2e-7-bit": form(False, reduced),
-        "pt2e-symmetric": form(False, symmetric()),
-    }
+    return {"pt2e": form(False), "pt2e-qat": form(True), "pt2e-symmetric": form(False, symmetric())}
+
+
+def strip(path: Path) -> None:
+    import onnx
+
+    model = onnx.load(path)
+    del model.graph.metadata_props[:], model.graph.value_info[:]
+    for node in model.graph.node:
+        node.doc_string = ""
+        del node.metadata_props[:]
+    for value in (*model.graph.input, *model.graph.output, *model.graph.initializer):
+        value.doc_string = ""
+        del value.metadata_props[:]
+    onnx.save(model, path)
 
 
 TOOLS: dict[str, Callable[[str, Path], dict[str, Export]]] = {
@@ -428,6 +436,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--network", action="append", choices=("convnet", "block", "resnet18"))
     parser.add_argument("--form", action="append", help="Only these forms.")
+    parser.add_argument("--strip", action="store_true", help="Leave out metadata and comments (for test data).")
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
     warnings.filterwarnings("ignore")
@@ -441,6 +450,8 @@ def main() -> None:
             except Exception as error:  # whatever a tool raises: the next form may work
                 print(f"{path.name}: {type(error).__name__}: {str(error).splitlines()[:1]}", file=sys.stderr)
             else:
+                if args.strip:
+                    strip(path)
                 print(f"{path.name}: {path.stat().st_size} bytes")
 
 

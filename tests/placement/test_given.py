@@ -1,0 +1,263 @@
+"""Rewrites of Q/DQ nodes that came with a model, one by one, and what is said of their placement."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import helper
+
+from pipeline.config import PlacementConfig
+from pipeline.core.errors import InputError
+from pipeline.core.ort import make_session
+from pipeline.placement import PlacementPlan, make_plan
+from pipeline.placement.existing import has_quantizers, repair
+from pipeline.placement.graph import GraphView, load_graph
+from tests.placement.test_existing import ZERO, Quantized, network, repaired
+
+
+def layer(net: Quantized, x: str, name: str, *, axis: int | None = 0, scales: int = 16) -> str:
+    """Conv 16 -> 16 with stored INT8 weights on ``x``, which has a pair already or not."""
+    values = net.random.integers(-127, 128, (16, 16, 3, 3)).astype(np.int8)
+    scale = np.float32(0.002) if axis is None else net.random.uniform(0.001, 0.004, scales)
+    weights = net.stored(f"{name}.w", values, scale, np.zeros(np.shape(scale), np.int8), axis=axis)
+    return net.op("Conv", [x, weights], name, pads=[1] * 4)
+
+
+def start() -> tuple[Quantized, str]:
+    net = Quantized()
+    return net, net.input("x", 2, 16, 8, 8)
+
+
+def plan_of(net: Quantized, folder: Path, *outputs: str) -> PlacementPlan:
+    return make_plan(net.save(folder, *(outputs or ("y",))), PlacementConfig())
+
+
+def clipped(net: Quantized, x: str, scale: Any, zero: Any, low: int, high: int, axis: int | None = None) -> str:
+    """A pair with a Clip of the integers between its nodes."""
+    attributes = {} if axis is None else {"axis": axis}
+    parameters = [net.constant(f"{x}.s", scale), net.constant(f"{x}.z", zero, np.asarray(zero).dtype)]
+    ends = [net.constant(f"{x}.{end}", end, np.asarray(zero).dtype) for end in (low, high)]
+    q = net.op("QuantizeLinear", [x, *parameters], f"{x}.q", **attributes)
+    return net.op("DequantizeLinear", [net.op("Clip", [q, *ends], f"{x}.c"), *parameters], f"{x}.dq", **attributes)
+
+
+@pytest.mark.parametrize(
+    ("zero", "low", "high"),
+    [
+        (np.int8(0), -8, 7),
+        (np.int8(0), -127, 127),
+        (np.uint8(0), 0, 127),
+        (np.uint8(64), 0, 127),
+        (np.int8(-20), -100, 100),
+    ],
+)
+def test_clip_between_the_nodes_of_a_pair(tmp_path: Path, zero: Any, low: int, high: int) -> None:
+    """Narrow and low-bit ranges; also those of another type, whose steps fit int8."""
+    net, x = start()
+    layer(net, clipped(net, x, 0.0173, zero, low, high), "y")
+    model, notes = repaired(net, tmp_path)
+    assert [node.op_type for node in model.graph.node][:3] == ["Clip", "QuantizeLinear", "DequantizeLinear"]
+    assert notes[0].startswith("a Clip between Q and DQ became a float Clip in front of Q (the same steps): x.c")
+    types = {item.name: item.data_type for item in model.graph.initializer}
+    assert {types[node.input[2]] for node in model.graph.node if "Linear" in node.op_type} == {onnx.TensorProto.INT8}
+
+
+def test_clip_of_steps_that_do_not_fit(tmp_path: Path) -> None:
+    net, x = start()
+    layer(net, clipped(net, x, 0.0173, np.uint8(0), 0, 200), "y")
+    with pytest.raises(InputError, match=r"QuantizeLinear 'x\.q' of 'x' writes uint8 that other operators than"):
+        plan_of(net, tmp_path)
+
+
+def test_clip_of_weights_per_channel(tmp_path: Path) -> None:
+    """Stored in float: -128 becomes -127 in the constant itself."""
+    net, x = start()
+    net.weights("w", 16, 16, 3, 3)
+    scales = np.full(16, 0.2 / 128)
+    weights = clipped(net, "w", scales, np.zeros(16, np.int8), -127, 127, axis=0)
+    net.op("Conv", [net.pair(x, 0.02, ZERO), weights], "y", pads=[1] * 4)
+    model, _ = repaired(net, tmp_path)
+    assert "Clip" not in {node.op_type for node in model.graph.node}
+    assert plan_of(net, tmp_path).quantized_nodes == ("y",)
+
+
+def test_equal_pairs_are_one(tmp_path: Path) -> None:
+    net, x = start()
+    parts = [layer(net, net.pair(x, 0.02, ZERO, name=f"p{i}"), f"c{i}") for i in range(3)]
+    net.op("Sum", parts, "y")
+    model, notes = repaired(net, tmp_path)
+    assert sum(node.op_type == "QuantizeLinear" for node in model.graph.node) == 1
+    text = "a second QuantizeLinear of the same tensor with the same scale was merged into the first: p1.q, p2.q"
+    assert text in notes
+
+
+def test_unequal_pairs_stay_and_are_told(tmp_path: Path) -> None:
+    net, x = start()
+    parts = [layer(net, net.pair(x, 0.02 * (i + 1), ZERO, name=f"p{i}"), f"c{i}") for i in range(2)]
+    net.op("Sum", parts, "y")
+    model, notes = repaired(net, tmp_path)
+    assert sum(node.op_type == "QuantizeLinear" for node in model.graph.node) == 2
+    assert notes == ("1 tensors are quantised more than once, with different scales, each by a kernel of its own: x",)
+
+
+def product(*, weights: str, axis: int, scales: int = 12) -> Quantized:
+    """MatMul of (2, 16, 8, 8) with weights (12, 8) behind a Transpose."""
+    net, x = start()
+    scale, zero = net.random.uniform(0.001, 0.004, scales), np.zeros(scales, np.int8)
+    if weights == "int8":
+        values = net.stored("w", net.random.integers(-127, 128, (12, 8)).astype(np.int8), scale, zero, axis=axis)
+    else:
+        values = net.pair(net.weights("w", 12, 8), scale, zero, axis=axis)
+    net.op("MatMul", [net.pair(x, 0.02, ZERO), net.op("Transpose", [values], "t", perm=[1, 0])], "y")
+    return net
+
+
+@pytest.mark.parametrize("weights", ["int8", "float"])
+@pytest.mark.parametrize("axis", [0, -2])
+def test_weights_behind_a_transpose(tmp_path: Path, weights: str, axis: int) -> None:
+    net = product(weights=weights, axis=axis)
+    model, notes = repaired(net, tmp_path)
+    assert "Transpose" not in {node.op_type for node in model.graph.node}
+    axes = {node.name: [item.i for item in node.attribute] for node in model.graph.node}
+    assert axes["w.dq"] == [1]
+    assert notes == ("quantised weights behind a Transpose were stored transposed: t",)
+    assert plan_of(net, tmp_path).quantized_nodes == ("y",)
+
+
+@pytest.mark.parametrize("weights", ["int8", "float"])
+def test_weights_that_others_read_too(tmp_path: Path, weights: str) -> None:
+    """Each product gets its own; whoever reads them as they are keeps them."""
+    net = product(weights=weights, axis=0)
+    net.op("MatMul", ["x.dq", net.op("Transpose", ["w.dq"], "t2", perm=[1, 0])], "z")
+    net.op("Relu", ["w.dq"], "r")
+    path = net.save(tmp_path, "y", "z", "r")
+    x = {"x": np.random.default_rng(5).standard_normal((2, 16, 8, 8)).astype(np.float32)}
+    before = make_session(path, optimise=False).run(None, x)
+    model = load_graph(path)
+    notes = repair(model)
+    assert notes == ("quantised weights behind a Transpose were stored transposed: t, t2",)
+    after = make_session(ir.to_proto(model), optimise=False).run(None, x)
+    assert all(np.array_equal(one, other) for one, other in zip(before, after, strict=True))
+    assert {"y", "z"} < set(make_plan(path, PlacementConfig()).quantized_nodes)
+
+
+def test_constants_of_no_product(tmp_path: Path) -> None:
+    """A bias and a scalar whose integers do not even fit int8; a table with rows stays INT8 where it fits."""
+    net, x = start()
+    y = layer(net, net.pair(x, 0.02, ZERO), "c")
+    y = net.op("Add", [y, net.stored("b", np.array([[[200]]] * 16, np.uint8), 0.01, np.uint8(3))], "a")
+    y = net.op("Mul", [y, net.stored("k", np.array(7, np.int8), 0.01, np.int8(0))], "m")
+    net.op("Add", [y, net.stored("t", np.ones((16, 8, 8), np.int8), 0.01, np.int8(0))], "y")
+    model, notes = repaired(net, tmp_path)
+    text = "constants of no product behind a DequantizeLinear (biases) became float constants: b.dq, k.dq"
+    assert text in notes
+    assert "t.dq" in {node.name for node in model.graph.node}
+
+
+def test_operators_of_onnxruntime_become_those_of_onnx(tmp_path: Path) -> None:
+    model = network().model("y")
+    for node in model.graph.node:
+        if node.op_type.endswith("Linear"):
+            node.domain = "com.microsoft"
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    onnx.save(model, tmp_path / "contrib.onnx")
+    loaded = load_graph(tmp_path / "contrib.onnx")
+    assert has_quantizers(GraphView(loaded)), "not to be quantised a second time"
+    notes = repair(loaded)
+    assert notes[0].startswith("QuantizeLinear and DequantizeLinear of com.microsoft became ONNX's own")
+    assert {node.domain for node in loaded.graph} == {""}
+
+
+# --- what is said of the placement
+
+
+def test_layers_without_a_pair(tmp_path: Path) -> None:
+    net, x = start()
+    y = layer(net, net.pair(x, 0.02, ZERO), "c")
+    net.conv(y, "y", 16, 16)
+    assert plan_of(net, tmp_path).notes == ("1 layers with weights have no Q/DQ pair and run in float: y",)
+
+
+def residual(*, skip: bool, inner: bool = False) -> Quantized:
+    net, x = start()
+    first = net.pair(x, 0.02, ZERO)
+    y = layer(net, first, "c")
+    y = net.pair(y, 0.02, ZERO) if inner else y
+    net.op("Add", [y, first if skip else x], "y")
+    return net
+
+
+def test_a_float_skip_input_of_add(tmp_path: Path) -> None:
+    (note,) = plan_of(residual(skip=False), tmp_path).notes
+    assert note.startswith("1 Adds take their skip input in float, so that the convolution fused with each writes")
+    assert note.endswith(": y")
+
+
+def test_a_quantised_skip_input_is_right(tmp_path: Path) -> None:
+    plan = plan_of(residual(skip=True), tmp_path)
+    assert plan.notes == ()
+    assert plan.quantized_nodes == ("c", "y")
+
+
+def test_a_pair_between_convolution_and_add(tmp_path: Path) -> None:
+    (note,) = plan_of(residual(skip=True, inner=True), tmp_path).notes
+    assert note == "1 pairs stand between a layer and the activation or Add that TensorRT would fuse into it: c.q"
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_a_pair_between_convolution_and_activation(tmp_path: Path, norm: bool) -> None:
+    net, x = start()
+    y = layer(net, net.pair(x, 0.02, ZERO), "c")
+    if norm:
+        ones = [net.constant(name, np.ones(16)) for name in ("gamma", "beta", "mean", "variance")]
+        y = net.op("BatchNormalization", [y, *ones], "bn")
+    y = net.op("Relu", [net.pair(y, 0.02, ZERO)], "r")
+    layer(net, net.pair(y, 0.02, ZERO), "y")
+    (note,) = plan_of(net, tmp_path).notes
+    assert note.endswith(f"that TensorRT would fuse into it: {'bn' if norm else 'c'}.q")
+
+
+def test_scales_along_the_wrong_axis_of_weights(tmp_path: Path) -> None:
+    net, x = start()
+    layer(net, net.pair(x, 0.02, ZERO), "y", axis=1)
+    plan = plan_of(net, tmp_path)
+    assert plan.quantized_nodes == ()
+    assert plan.decisions[0].reason == (
+        "its weights have scales along axis 1; TensorRT takes axis 0, else it runs in float"
+    )
+    assert plan.notes == ("1 nodes have per-channel scales where TensorRT takes none, and run in float: y",)
+
+
+def test_activation_with_a_scale_per_channel(tmp_path: Path) -> None:
+    net, x = start()
+    layer(net, net.pair(x, np.full(16, 0.02), np.zeros(16, np.int8), axis=1), "y")
+    plan = plan_of(net, tmp_path)
+    assert plan.quantized_nodes == ()
+    assert plan.decisions[0].reason.startswith("activation 0 has 16 scales; TensorRT takes one")
+
+
+def test_an_operator_without_an_int8_form(tmp_path: Path) -> None:
+    net, x = start()
+    net.op("Softmax", [net.pair(x, 0.02, ZERO)], "y", axis=-1)
+    (decision,) = plan_of(net, tmp_path).decisions
+    assert not decision.quantized
+    assert decision.reason == (
+        "input 0 (scale 0.02) is rounded by pairs that came with the model; TensorRT has no INT8 form of Softmax"
+    )
+
+
+@pytest.mark.parametrize(("trans", "axis"), [(1, 0), (0, 1)])
+def test_gemm_takes_the_axis_of_its_outputs(tmp_path: Path, trans: int, axis: int) -> None:
+    net = Quantized()
+    x = net.pair(net.input("x", "n", 16), 0.02, ZERO)
+    values = net.random.integers(-127, 128, (16, 16)).astype(np.int8)
+    weights = net.stored("w", values, np.full(16, 0.01), np.zeros(16, np.int8), axis=axis)
+    net.op("Gemm", [x, weights], "y", transB=trans)
+    path = net.save(tmp_path, "y")
+    assert make_plan(path, PlacementConfig()).quantized_nodes == ("y",)
+    assert make_session(path, optimise=False).run(None, {"x": np.zeros((1, 16), np.float32)})[0].shape == (1, 16)
