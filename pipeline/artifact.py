@@ -158,7 +158,10 @@ class Manifest(Record):
     data: DataRecord
     calibration: CalibrationRecord
     inputs: tuple[TensorSpec, ...]
+    """Of the FP32 model; data are read in these types."""
     outputs: tuple[TensorSpec, ...]
+    fp16_io: tuple[str, ...] = ()
+    """Inputs and outputs that are float16 in the INT8 graph and its engines, where the FP32 model has float32."""
     profiles: tuple[str, ...]
     """In the text form of ``--profile``."""
     targets: dict[str, dict[str, Any]] = Field(default_factory=dict)
@@ -169,6 +172,16 @@ class Manifest(Record):
     warnings: tuple[str, ...] = ()
     files: dict[str, FileRecord] = Field(default_factory=dict)
     """Path relative to the artifact, with forward slashes."""
+
+    @property
+    def half_inputs(self) -> bool:
+        """The INT8 graph takes float16."""
+        return any(spec.name in self.fp16_io for spec in self.inputs)
+
+    @property
+    def half_outputs(self) -> bool:
+        """The INT8 graph gives float16."""
+        return any(spec.name in self.fp16_io for spec in self.outputs)
 
     @field_validator("files")
     @classmethod

@@ -133,6 +133,7 @@ DEPENDENT = (
     Dependent("on_nonfinite", PASS, "--on-nonfinite"),
     Dependent("engine.fp16", TENSORRT, "--fp16"),
     Dependent("engine.half_inputs", TENSORRT, "--half-inputs"),
+    Dependent("engine.half_outputs", TENSORRT, "--half-outputs"),
     Dependent("engine.calibration_cache", TENSORRT, "--implicit"),
     Dependent("engine.workspace_bytes", ENGINE, "--workspace"),
     Dependent("engine.optimization_level", ENGINE, "--optimization-level"),

@@ -261,6 +261,8 @@ class PlacementConfig(_Config):
     rules_off: tuple[str, ...] = ()
     precision: Literal["fp32", "fp16"] = "fp32"
     """Type of the part of the graph that stays float."""
+    fp16_io: Literal["none", "inputs", "outputs", "both"] = "none"
+    """Which of the graph's float32 inputs and outputs are float16."""
 
 
 class MixedConfig(_Config):

@@ -87,6 +87,7 @@ def manifest(
         ),
         inputs=export.inputs,
         outputs=export.outputs,
+        fp16_io=quantized.result.fp16_io,
         profiles=tuple(str(profile) for profile in config.profiles),
         targets={target: target_record(stage.result) for target, stage in built.items()},
         verification=verified.result.model_dump(mode="json", exclude={"dependencies"}),

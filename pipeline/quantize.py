@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from calibrators import Calibrator, TensorStatistics
     from pipeline.config import PlacementConfig
     from pipeline.placement.graph import GraphView
+    from pipeline.placement.half import HalfResult
     from pipeline.placement.plan import ActivationPoint, PlacementPlan, WeightPoint
 
 __all__ = ["SCHEMA", "QuantizeResult", "activation_ranges", "clipped_energy", "merge_tensors", "run"]
@@ -52,6 +53,8 @@ class QuantizeResult(StageResult):
     """Quantised weight tensors."""
     quantized_nodes: int
     nodes: int
+    fp16_io: tuple[str, ...] = ()
+    """The graph's inputs and outputs that were made float16."""
     warnings: tuple[str, ...] = ()
 
     @property
@@ -74,7 +77,7 @@ def run(
 
     Args:
         statistics: of at least the tensors in ``plan.tensors``.
-        config: its ``precision`` is the type of the part that stays float.
+        config: its ``precision`` is the type of the part that stays float, ``fp16_io`` of inputs and outputs.
         weights: how quantised weights are stored, see :func:`pipeline.placement.insert.insert_pairs`.
 
     Raises:
@@ -86,6 +89,7 @@ def run(
     from pipeline.onnxgraph import drop_unused_initializers
     from pipeline.placement.existing import repair
     from pipeline.placement.graph import GraphView, load_graph
+    from pipeline.placement.half import HalfResult, to_half
 
     loaded = load_graph(model)
     warnings: list[str] = []
@@ -98,11 +102,16 @@ def run(
         ranges, warnings = activation_ranges(plan.activations, statistics, calibrator)
         tensors = {point.tensor: _entry(point, ranges, statistics, calibrator) for point in plan.activations}
         weight_records = _insert(graph, plan, ranges, weights)
-    if config.precision == "fp16":
-        from pipeline.placement.half import to_half
-
-        half = to_half(loaded)
+    half = HalfResult()
+    if config.precision == "fp16" or config.fp16_io != "none":
+        half = to_half(
+            loaded,
+            nodes=config.precision == "fp16",
+            inputs=config.fp16_io in ("inputs", "both"),
+            outputs=config.fp16_io in ("outputs", "both"),
+        )
         progress.note(f"{len(half.converted)} float nodes compute in FP16, {half.casts} casts")
+        warnings += _unmet(config, half)
     drop_unused_initializers(loaded)  # what repairs, INT8 weights and FP16 took the place of
     folder.mkdir(parents=True, exist_ok=True)
     _save(loaded, folder)
@@ -110,7 +119,8 @@ def run(
     scales = {name: entry["scale"] for name, entry in tensors.items()}
     algorithm = _ALGORITHMS.get(calibrator.name, "EntropyCalibration2")
     write_cache(folder / CALIBRATION_CACHE, scales, algorithm=algorithm)
-    write_json(folder / PLACEMENT, {"schema": SCHEMA, "precision": config.precision, **plan.model_dump(mode="json")})
+    types = {"precision": config.precision, "fp16": list(half.converted), "not_fp16": half.kept}
+    write_json(folder / PLACEMENT, {"schema": SCHEMA, **types, **plan.model_dump(mode="json")})
     quantized = len(plan.quantized_nodes)
     if not quantized:
         warnings.append("no node is quantised, so nothing gains from INT8; `quantize explain` says why for each")
@@ -127,8 +137,18 @@ def run(
         weights=len(weight_records),
         quantized_nodes=quantized,
         nodes=len(plan.decisions),
+        fp16_io=(*half.inputs, *half.outputs),
         warnings=tuple(warnings),
     ).at(folder)
+
+
+def _unmet(config: PlacementConfig, half: HalfResult) -> list[str]:
+    """A warning for what was asked to be float16 and is not there."""
+    return [
+        f"--fp16-io {config.fp16_io}: no float32 {kind[:-1]} of this model can be float16, its {kind} stay as they are"
+        for kind, names in (("inputs", half.inputs), ("outputs", half.outputs))
+        if config.fp16_io in (kind, "both") and not names
+    ]
 
 
 def activation_ranges(

@@ -29,8 +29,8 @@ NEVER_IDLE = {
     "MODEL", "--config", "--data", "--out", "--name", "--input", "--profile", "--target", "--opset", "--calibrator",
     "--percentile", "--ema-alpha", "--ema-decay", "--quantile", "--cutoff", "--calibration", "--samples",
     "--verify-samples", "--batch-size", "--preprocess", "--labels", "--include", "--exclude", "--rule-off",
-    "--equalise", "--precision", "--max-drop", "--min-sqnr", "--min-agreement", "--choose", "--from", "--fastest",
-    "--force", "--fresh", "--json", "--quiet", "--verbose",
+    "--equalise", "--precision", "--fp16-io", "--max-drop", "--min-sqnr", "--min-agreement", "--choose", "--from",
+    "--fastest", "--force", "--fresh", "--json", "--quiet", "--verbose",
 }  # fmt: skip
 """Each of these has an effect in every combination of options that is not refused by a message of its own: parameters
 of another calibrator, --input with an .onnx file, --preprocess with arrays, --fastest without --from, --choose with
@@ -265,7 +265,7 @@ def test_an_engine_option_on_the_command_line_leaves_the_file_its_others(inputs:
     ("flags", "target", "said"),
     [
         (("--fp16",), "rtx", "has no FP16 flag: an engine computes in the types that the graph has"),
-        (("--half-inputs",), "rtx", "takes inputs in the types that the graph has"),
+        (("--half-inputs",), "rtx", "takes inputs and gives outputs in the types that the graph has"),
         (("--version-compatible",), "rtx", "cannot build version-compatible engines"),
         (("--hardware-compatibility", "ampere_plus"), "rtx", "ignores the hardware compatibility level"),
         (("--tactic-source", "CUBLAST"), "rtx", "has no tactic source 'CUBLAST'"),

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from pipeline.engine.records import BuildOptions
 
 
+_PLACEMENT = ("include", "exclude", "rules_off", "precision", "fp16_io")
+
+
 @click.command(cls=JsonCommand)
 @click.argument("model", required=False)
 @click.option(
@@ -87,6 +90,9 @@ if TYPE_CHECKING:
 )
 @click.option("--equalise", is_flag=True, help="Move the spread between channels of activations into weights.")
 @click.option("--precision", type=click.Choice(["fp32", "fp16"]), help="Type of the part that stays float [fp32].")
+@click.option(
+    "--fp16-io", type=click.Choice(["inputs", "outputs", "both"]), help="Make these of the model float16, in the graph."
+)
 @mixed_options
 @engine_options
 @click.option(
@@ -230,7 +236,7 @@ def _merge(values: dict[str, Any], flags: dict[str, Any], origin: str) -> dict[s
     """The file's values with the given flags laid over them."""
     merged = dict(values)
     given = {key: value for key, value in flags.items() if key != "config" and _is_given(value)}
-    placement = {key: given.pop(key) for key in ("include", "exclude", "rules_off", "precision") if key in given}
+    placement = {key: given.pop(key) for key in _PLACEMENT if key in given}
     params = parameters_from(given)
     name = given.pop("calibrator", None)
     if isinstance(merged.get("calibrator"), str):

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pipeline.core.progress import Progress
     from pipeline.engine.records import BuildOptions
 
-_PLACEMENT = ("include", "exclude", "rules_off", "precision")
+_PLACEMENT = ("include", "exclude", "rules_off", "precision", "fp16_io")
 
 
 def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...] | None:
@@ -72,6 +72,7 @@ def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
 @click.option("--exclude", multiple=True, help="Keep these nodes float (repeatable).")
 @click.option("--rule-off", "rules_off", multiple=True, help="Switch off a placement rule (repeatable).")
 @click.option("--precision", type=click.Choice(["fp32", "fp16"]), help="Type of the part that stays float [fp32].")
+@click.option("--fp16-io", type=click.Choice(["inputs", "outputs", "both"]), help="Make these of the model float16.")
 @click.option("--build", "build_artifact", is_flag=True, help="Build the recommended artifact into OUT/artifact.")
 @click.option("--fresh", is_flag=True, help="Measure everything again, take nothing from an earlier experiment.")
 @output_options

@@ -25,6 +25,7 @@ _LARGEST = 2**63 - 1
 _NAMES = (
     "fp16",
     "half_inputs",
+    "half_outputs",
     "calibration_cache",
     "workspace_bytes",
     "optimization_level",
@@ -54,6 +55,7 @@ def engine_options(function: F) -> F:
         (
             click.option("--fp16", is_flag=True, default=None, help="TensorRT <= 10: FP16 kernels for the rest."),
             click.option("--half-inputs", is_flag=True, default=None, help="TensorRT <= 10: take float16 inputs."),
+            click.option("--half-outputs", is_flag=True, default=None, help="TensorRT <= 10: give float16 outputs."),
             click.option(
                 "--implicit",
                 "calibration_cache",

@@ -10,6 +10,7 @@ import click
 from pipeline.cli.common import JsonCommand, console, output_options, print_json, user_errors
 
 if TYPE_CHECKING:
+    from pipeline.placement.explain import FloatTypes
     from pipeline.placement.plan import PlacementPlan
 
 
@@ -30,8 +31,8 @@ def command(
     """
     from pipeline.placement.explain import explain_nodes, select_nodes
 
-    plan, scales = _load(artifact)
-    explained = every = explain_nodes(plan, scales)
+    plan, scales, types = _load(artifact)
+    explained = every = explain_nodes(plan, scales, types)
     if nodes:
         wanted = {item.decision.node for pattern in nodes for item in select_nodes(explained, pattern)}
         explained = [item for item in explained if item.decision.node in wanted]
@@ -41,7 +42,12 @@ def command(
         operands = [[o.model_dump(mode="json") for o in item.operands] for item in explained]
         print_json(
             [
-                item.decision.model_dump(mode="json") | {"operands": found}
+                {
+                    **item.decision.model_dump(mode="json"),
+                    "fp16": item.fp16,
+                    "not_fp16": item.not_fp16,
+                    "operands": found,
+                }
                 for item, found in zip(explained, operands, strict=True)
             ]
         )
@@ -53,16 +59,18 @@ def command(
         out.print(f"note: {note}", markup=False)
     for item in explained:
         decision = item.decision
-        style, state = ("green", "INT8") if decision.quantized else ("dim", "float")
+        style, state = ("green", "INT8") if decision.quantized else ("dim", "FP16" if item.fp16 else "float")
         out.print(f"{decision.node}  {decision.op}, {state}, rule {decision.rule}", style=style, markup=False)
         out.print(f"    {decision.reason}", markup=False)
+        if item.not_fp16:
+            out.print(f"    not FP16: {item.not_fp16}", markup=False)
         for operand in item.operands:
             out.print(f"    {operand}", markup=False)
 
 
-def _load(artifact: Path) -> tuple[PlacementPlan, dict[str, Any]]:
+def _load(artifact: Path) -> tuple[PlacementPlan, dict[str, Any], FloatTypes]:
     from pipeline.artifact import PLACEMENT, SCALES, Artifact
-    from pipeline.placement.explain import load_explained
+    from pipeline.placement.explain import FloatTypes, load_explained
 
     if artifact.is_file():
         import tempfile
@@ -76,6 +84,6 @@ def _load(artifact: Path) -> tuple[PlacementPlan, dict[str, Any]]:
         check_file(artifact)
         rewrite(model)  # its Pads, BatchNorms and computed constants are not what a build plans for
         with tempfile.TemporaryDirectory() as folder:
-            return make_plan(save_model(model, Path(folder)), PlacementConfig()), {}
+            return make_plan(save_model(model, Path(folder)), PlacementConfig()), {}, FloatTypes()
     opened = Artifact.open(artifact)
     return load_explained(opened.path(PLACEMENT), opened.path(SCALES))

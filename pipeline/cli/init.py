@@ -56,6 +56,7 @@ batch_size: 8
 # placement:
 #   exclude: ["/head/*"]
 #   precision: fp16
+#   fp16_io: both
 
 # A target starts automatic mixed precision: layers go back to float until it is met. One of max_drop (needs labels),
 # min_sqnr and min_agreement; `quantize build -c build.yaml --choose K` then builds any point of its table.

@@ -86,6 +86,7 @@ def summary_table(manifest: Manifest) -> Table:
         ("model", f"{manifest.source.spec} ({manifest.source.kind}), SHA-256 {manifest.source.sha256[:12]}"),
         ("data", f"{data.spec}, {data.calibration_samples} to calibrate, {data.verification_samples} to verify{aside}"),
         ("calibrator", f"{calibration}, {calibration.tensors} tensors"),
+        *([("float16", ", ".join(manifest.fp16_io))] if manifest.fp16_io else []),
         *((f"profile {number}", text) for number, text in enumerate(manifest.profiles)),
         *(verification_rows(manifest)),
         ("made", manifest.created),

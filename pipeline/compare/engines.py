@@ -148,7 +148,7 @@ class EngineSession:
         self.outputs = tuple(spec.name for spec in self._runner.outputs)
 
     def run(self, names: Sequence[str], feeds: Mapping[str, np.ndarray[Any, np.dtype[Any]]]) -> list[Any]:
-        found = self._runner(feeds)
+        found = self._runner(self._runner.taken(feeds))
         return [found[name] for name in names]
 
     def close(self) -> None:

@@ -23,6 +23,7 @@ from pipeline.compare.noise import fill_noise, noise_key
 from pipeline.compare.shifts import ACTIVATIONS, NONE, Shift
 from pipeline.compare.task import Done
 from pipeline.core.errors import CheckFailed, QuantizeError, ToolError
+from pipeline.core.feeds import as_taken, session_dtypes
 from pipeline.core.ort import make_session
 from pipeline.data.batching import Batch
 from pipeline.errors.capture import check_finite
@@ -107,10 +108,11 @@ class _OrtSession:
             model = ir.to_proto(loaded)
         self._session = make_session(model, threads=1, external_data_dir=path.parent if noisy else None)
         self.inputs = tuple(spec.name for spec in self._session.get_inputs())
+        self._dtypes = session_dtypes(self._session)
         self.outputs = tuple(output.name for output in self._session.get_outputs())
 
     def run(self, names: Sequence[str], feeds: Mapping[str, Array]) -> list[Any]:
-        values: list[Any] = self._session.run(list(names), dict(feeds))
+        values: list[Any] = self._session.run(list(names), as_taken(feeds, self._dtypes))
         return values
 
     def close(self) -> None:
@@ -224,11 +226,15 @@ def layer_errors(files: Mapping[str, FileSet], options: Mapping[str, Any]) -> Do
     sessions = [
         make_session(files[role].path, capture=tensors, threads=1) for role in ("fp32", "int8")
     ]
+    dtypes = [session_dtypes(session) for session in sessions]
     inputs = [spec.name for spec in sessions[0].get_inputs()]
     errors = LayerErrors(tensors)
     for part in _chosen(files["samples"].path, options):
         feeds = {name: part.feeds[name] for name in inputs}
-        reference, other = (dict(zip(tensors, session.run(tensors, feeds), strict=True)) for session in sessions)
+        reference, other = (
+            dict(zip(tensors, session.run(tensors, as_taken(feeds, types)), strict=True))
+            for session, types in zip(sessions, dtypes, strict=True)
+        )
         errors.add(part.samples, reference, other)
     graph = Graph(files["fp32"].path)
     zero = almost_zero(errors.metric(PEAK), np.array([known_range(graph, name) for name in tensors]))

@@ -253,7 +253,7 @@ def check_on_device(
     artifact = Artifact.open(folder)
     recorded = _samples(artifact)
     with Runner.from_artifact(folder, target=target) as engine:
-        outputs = check_outputs(engine(_feeds(recorded)), recorded)
+        outputs = check_outputs(engine(engine.taken(_feeds(recorded))), recorded)
     scales: tuple[ScaleCheck, ...] = ()
     if probe is not None:
         scales = check_probe(folder, target=target, probe=probe, rtol=rtol, progress=progress).scales
@@ -276,7 +276,7 @@ def check_probe(
         _source_path(probe).write_text(sha256_file(artifact.path(INT8_MODEL)))
     record = EngineRecord.model_validate_json(_record_path(probe).read_bytes())
     with Runner(probe, target=target, record=record) as engine:
-        results = engine(_feeds(recorded))
+        results = engine(engine.taken(_feeds(recorded)))
     names = visible_tensors(artifact.path(INT8_MODEL))
     found = {tensor: returned(results, name) for tensor, name in names.items()}
     shown = {tensor: values for tensor, values in found.items() if values is not None}

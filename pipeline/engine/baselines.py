@@ -59,9 +59,13 @@ def baseline_engine(
 ) -> tuple[Path, EngineRecord]:
     """An engine of the artifact's FP32 model in another precision, from ``cache`` where it was built before.
 
-    FP16 is a flag up to TensorRT 10; from 11 on and for RTX the types are written into a copy of the model.
+    FP16 and implicit INT8 take and give float16 where the artifact's INT8 graph does. FP16 is a flag up to TensorRT 10;
+    from 11 on and for RTX the types are written into a copy of the model.
     """
     device, api = describe_device(), load_api(target)
+    half_inputs, half_outputs = (
+        kind != "fp32" and half for half in (artifact.manifest.half_inputs, artifact.manifest.half_outputs)
+    )
     key = sha256_json(
         {
             "model": artifact.manifest.files[FP32_MODEL].sha256,
@@ -69,6 +73,7 @@ def baseline_engine(
             "kind": kind,
             "target": target,
             "profiles": [str(profile) for profile in profiles],
+            "float16": [half_inputs, half_outputs],
             "tensorrt": api.version,
             "device": device.model_dump() if device else None,
         }
@@ -80,6 +85,8 @@ def baseline_engine(
     progress.note(f"building the {kind} engine to compare with")
     options = BuildOptions(
         fp16=kind in ("fp16", "implicit") and api.weak_typing,
+        half_inputs=half_inputs and api.weak_typing,
+        half_outputs=half_outputs and api.weak_typing,
         calibration_cache=artifact.path(CALIBRATION_CACHE) if kind == "implicit" else None,
     )
     with tempfile.TemporaryDirectory(prefix="quantize-") as scratch:
@@ -87,7 +94,7 @@ def baseline_engine(
         if kind == "fp16" and not api.weak_typing:
             from pipeline.placement.half import write_half
 
-            model = write_half(model, Path(scratch))
+            model = write_half(model, Path(scratch), inputs=half_inputs, outputs=half_outputs)
         record = build_engine(
             model, target=target, profiles=profiles, plan_path=plan, options=options, progress=progress
         )

@@ -196,6 +196,7 @@ class Capture:
 
     def _answer(self, runner: Runner, feeds: Mapping[str, np.ndarray]) -> tuple[Arrays, Arrays]:
         """The graph's outputs and the tensors looked for."""
+        feeds = runner.taken(feeds)
         shapes = {name: values.shape for name, values in feeds.items()}
         known = all(spec.name in shapes and shapes[spec.name] for spec in runner.inputs)
         if not known or any(covers(profile, shapes) for profile in runner.profiles):

@@ -99,11 +99,11 @@ class Build:
             if not parser.parse_from_file(str(self.path)):
                 raise self._parse_error(parser, model)
             self._pass_clips(network, model)
+            api.set_io_types(network, options)
             if options.mark_outputs:
                 self._mark_outputs(network)
             if options.watch_unfused and not api.mark_unfused(network):
                 raise ToolError(self._failed("makes no debug tensors"))
-            api.set_input_types(network, options)
             config = builder.create_builder_config()
             self._configure(config, model)
             asked: list[str] = []

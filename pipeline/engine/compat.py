@@ -96,7 +96,7 @@ class Api:
     def weakly_typed(self, options: BuildOptions) -> bool:
         """Whether the network for ``options`` leaves types to the builder."""
         return self.weak_typing and (
-            not self.strong_typing or options.fp16 or options.half_inputs or options.calibration_cache is not None
+            not self.strong_typing or options.fp16 or options.half_io or options.calibration_cache is not None
         )
 
     @property
@@ -128,15 +128,17 @@ class Api:
         flags = self.trt.BuilderFlag
         if quantised or options.calibration_cache is not None:
             config.set_flag(flags.INT8)
-        if options.fp16 or options.half_inputs or half:
+        if options.fp16 or options.half_io or half:
             config.set_flag(flags.FP16)
 
-    def set_input_types(self, network: Any, options: BuildOptions) -> None:
-        if options.half_inputs:
-            for number in range(network.num_inputs):
-                tensor = network.get_input(number)
-                if tensor.dtype == self.trt.DataType.FLOAT:
-                    tensor.dtype = self.trt.DataType.HALF
+    def set_io_types(self, network: Any, options: BuildOptions) -> None:
+        """float16 for the float32 inputs and outputs that ``options`` say; before other tensors are marked."""
+        tensors = [network.get_input(number) for number in range(network.num_inputs)] if options.half_inputs else []
+        if options.half_outputs:
+            tensors += [network.get_output(number) for number in range(network.num_outputs)]
+        for tensor in tensors:
+            if tensor.dtype == self.trt.DataType.FLOAT:
+                tensor.dtype = self.trt.DataType.HALF
 
     def check_options(self, options: BuildOptions) -> None:
         """Raise InputError for what this version cannot do, before anything starts."""
@@ -145,10 +147,11 @@ class Api:
                 f"{self.title} has no FP16 flag: an engine computes in the types that the graph has",
                 remedy="set placement.precision to fp16, which writes the types into the graph, and leave --fp16 out",
             )
-        if options.half_inputs and not self.weak_typing:
+        if options.half_io and not self.weak_typing:
             raise InputError(
-                f"{self.title} takes inputs in the types that the graph has",
-                remedy="give the graph float16 inputs, or leave half_inputs out",
+                f"{self.title} takes inputs and gives outputs in the types that the graph has",
+                remedy="write them into the graph: --fp16-io inputs, outputs or both; and leave --half-inputs and "
+                "--half-outputs out",
             )
         if options.calibration_cache is not None and not self.calibrators:
             raise InputError(

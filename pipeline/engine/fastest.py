@@ -130,9 +130,17 @@ def decide(
     return tuple(choices)
 
 
-def float_options(options: BuildOptions) -> BuildOptions:
-    """The float plan's options: those of the INT8 plan, so that both take the same inputs, with FP16 kernels."""
-    return options.model_copy(update={"fp16": True, "calibration_cache": None})
+def float_options(options: BuildOptions, *, half_inputs: bool = False, half_outputs: bool = False) -> BuildOptions:
+    """The float plan's options: those of the INT8 plan, so that both take and give the same, with FP16 kernels.
+
+    Args:
+        half_inputs, half_outputs: the INT8 graph itself has them in float16, the FP32 model not.
+    """
+    types = {
+        "half_inputs": options.half_inputs or half_inputs,
+        "half_outputs": options.half_outputs or half_outputs,
+    }
+    return options.model_copy(update={"fp16": True, "calibration_cache": None, **types})
 
 
 def require_fp16(target: str) -> None:
@@ -159,12 +167,15 @@ class FloatBuild:
         samples: ``samples.npz`` with the outputs recorded for it.
         folder: where ``model.plan`` lies, and where the float plan and the table go.
         record: the INT8 plan's.
+        half_inputs, half_outputs: as of :func:`float_options`.
     """
 
     model: Path
     samples: Path
     folder: Path
     record: EngineRecord
+    half_inputs: bool = False
+    half_outputs: bool = False
     rounds: int = 5
     tolerance: float = FLOAT_TOLERANCE
     timeout_s: float | None = None
@@ -214,7 +225,9 @@ class FloatBuild:
             target=self.record.target,
             profiles=profiles,
             plan_path=plan,
-            options=float_options(self.record.options),
+            options=float_options(
+                self.record.options, half_inputs=self.half_inputs, half_outputs=self.half_outputs
+            ),
             timeout_s=self.timeout_s,
             progress=self.progress,
         )

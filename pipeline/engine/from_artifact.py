@@ -108,7 +108,15 @@ def build_from_artifact(
         choice = None
         if float_model is not None:
             choice = FloatBuild(
-                float_model, samples, partial, record, rounds=rounds, timeout_s=timeout_s, progress=progress
+                float_model,
+                samples,
+                partial,
+                record,
+                half_inputs=artifact.manifest.half_inputs,
+                half_outputs=artifact.manifest.half_outputs,
+                rounds=rounds,
+                timeout_s=timeout_s,
+                progress=progress,
             ).run()
         done = ArtifactBuild(target=target, engine=record, check=check, unchecked=reason, fastest=choice)
         _place(artifact, partial, final, done)

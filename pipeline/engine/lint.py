@@ -79,7 +79,7 @@ def _reformats(layers: Sequence[EngineLayer]) -> Iterator[Finding]:
                 kind="reformat",
                 where=layer.name,
                 message=f"the engine's input is quantised in a pass of its own ({source.dtype} to int8) at {names}",
-                remedy="one pass is needed; float16 inputs halve what it reads and what is copied (--half-inputs)",
+                remedy="one pass is needed; float16 inputs halve what it reads and what is copied (--fp16-io inputs)",
             )
         else:
             yield Finding(

@@ -69,9 +69,7 @@ def check_engine_outputs(runner: Serving, samples: Samples, tolerance: float) ->
         CheckFailed: no profile allows the samples, or as :func:`check_outputs`.
     """
     fitted, kept = fit_samples(samples.feeds, runner.profiles)
-    dtypes = {spec.name: spec.dtype for spec in runner.inputs}  # float16 where the engine takes half inputs
-    half = {name: v.astype(np.float16) if dtypes.get(name) == "float16" else v for name, v in fitted.items()}
-    outputs = {name: values[:kept] for name, values in runner(half).items()}
+    outputs = {name: values[:kept] for name, values in runner(runner.taken(fitted)).items()}
     return check_outputs(outputs, samples.expected, kept, tolerance)
 
 

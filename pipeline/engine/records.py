@@ -58,7 +58,10 @@ class BuildOptions(Record):
     """The part that stays float may use FP16 kernels (weakly typed networks: TensorRT <= 10). From TensorRT 11 on, and
     with RTX, the types are in the graph (``placement.precision: fp16``)."""
     half_inputs: bool = False
-    """The engine takes its float32 inputs as float16: half the bytes to copy (weakly typed: TensorRT <= 10)."""
+    """The engine takes its float32 inputs as float16: half the bytes to copy (weakly typed: TensorRT <= 10). With any
+    version where the graph has the types itself (``placement.fp16_io``)."""
+    half_outputs: bool = False
+    """It gives its float32 outputs as float16; as :attr:`half_inputs`."""
     calibration_cache: Path | None = None
     """Implicit INT8 (TensorRT <= 10): scales from this file instead of Q/DQ nodes in the graph."""
     workspace_bytes: int | None = Field(default=None, ge=0)
@@ -88,6 +91,11 @@ class BuildOptions(Record):
     :mod:`pipeline.engine.debug_tensors`. Fusion stays as it is."""
     verbose: bool = False
     """Keep TensorRT's verbose messages."""
+
+    @property
+    def half_io(self) -> bool:
+        """Some inputs or outputs become float16 when the engine is built."""
+        return self.half_inputs or self.half_outputs
 
     @field_validator("compute_capabilities")
     @classmethod

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import numpy as np
 
 from pipeline.core.errors import InputError
+from pipeline.core.feeds import as_taken
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -131,6 +132,10 @@ class Serving(ABC):
     @abstractmethod
     def uncaptured(self) -> Mapping[str, str]:
         """Shapes that run without a CUDA graph although one was asked for, and why."""
+
+    def taken(self, feeds: Mapping[str, np.ndarray]) -> Arrays:
+        """Recorded inputs in the engine's types: float32 as float16 where it takes that (:func:`as_taken`)."""
+        return as_taken(feeds, {spec.name: spec.dtype for spec in self.inputs})
 
     @abstractmethod
     def open_request(self, shapes: Mapping[str, Shape]) -> Request:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import numpy as np
 
 from pipeline.core.errors import CheckFailed, InputError, ToolError
+from pipeline.core.feeds import as_taken, session_dtypes
 from pipeline.core.ort import make_session
 from pipeline.data.batching import Batch
 from pipeline.errors.graphs import Graph
@@ -107,6 +108,7 @@ class OrtReading:
             raise InputError(f"{label}: {error.message}", remedy=error.remedy) from error
         specs = self._session.get_inputs()
         self._inputs: tuple[str, ...] = tuple(spec.name for spec in specs)
+        self._dtypes = session_dtypes(self._session)
         self._from_feeds = [name for name in tensors if name in self._inputs]
         self._computed = [name for name in dict.fromkeys(tensors) if name not in self._inputs]
         self._expansion: float | None = None
@@ -124,14 +126,15 @@ class OrtReading:
         """The chosen tensors for these inputs.
 
         Raises:
-            InputError: a model input that ``feeds`` lacks.
+            InputError: a model input that ``feeds`` lacks, or a value that float16 cannot hold where it is taken so.
             ToolError: onnxruntime fails on them.
         """
         if missing := [name for name in self._inputs if name not in feeds]:
             raise InputError(f"{self.label}: the data has no input {missing[0]!r}; it has {sorted(feeds)}")
+        taken = as_taken({name: feeds[name] for name in self._inputs}, self._dtypes)
         try:
             # An empty list would mean all outputs.
-            values = self._session.run(self._computed, {n: feeds[n] for n in self._inputs}) if self._computed else []
+            values = self._session.run(self._computed, taken) if self._computed else []
         except Exception as error:
             shapes = {name: feeds[name].shape for name in self._inputs}
             raise ToolError(f"{self.label}: onnxruntime failed on inputs of shape {shapes}: {error}") from error

@@ -9,13 +9,13 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from pipeline.core.errors import InputError
 from pipeline.placement.plan import NodeDecision, PlacementPlan
 from pipeline.records import Record
 
-__all__ = ["NodeExplanation", "Operand", "explain_nodes", "load_explained", "select_nodes"]
+__all__ = ["FloatTypes", "NodeExplanation", "Operand", "explain_nodes", "load_explained", "select_nodes"]
 
 
 class Operand(Record):
@@ -50,10 +50,22 @@ class NodeExplanation(Record):
 
     decision: NodeDecision
     operands: tuple[Operand, ...]
+    fp16: bool = False
+    """A float node that computes in FP16 by the graph's own types."""
+    not_fp16: str = ""
+    """Why a node stays float32 where others compute in FP16."""
 
 
-def load_explained(placement: Path, scales: Path) -> tuple[PlacementPlan, dict[str, Any]]:
-    """The plan in ``placement.json`` and the content of ``scales.json``.
+class FloatTypes(Record):
+    """What ``--precision fp16`` did to the nodes that are not INT8."""
+
+    fp16: tuple[str, ...] = ()
+    not_fp16: dict[str, str] = Field(default_factory=dict)
+    """Node that stays float32 although it could be FP16 -> why."""
+
+
+def load_explained(placement: Path, scales: Path) -> tuple[PlacementPlan, dict[str, Any], FloatTypes]:
+    """The plan in ``placement.json``, the content of ``scales.json``, and the float types in the former.
 
     Raises:
         InputError: a file cannot be read or is none of ours.
@@ -61,16 +73,21 @@ def load_explained(placement: Path, scales: Path) -> tuple[PlacementPlan, dict[s
     try:
         raw = json.loads(placement.read_text())
         plan = PlacementPlan.model_validate({key: raw[key] for key in PlacementPlan.model_fields if key in raw})
+        types = FloatTypes.model_validate({key: raw[key] for key in FloatTypes.model_fields if key in raw})
         found: dict[str, Any] = json.loads(scales.read_text())
     except OSError as error:
         raise InputError(f"{error.filename} cannot be read: {error.strerror}") from error
     except (ValueError, TypeError, ValidationError) as error:
         raise InputError(f"{placement} or {scales.name} beside it was not written by this program: {error}") from error
-    return plan, found
+    return plan, found, types
 
 
-def explain_nodes(plan: PlacementPlan, scales: Mapping[str, Any]) -> list[NodeExplanation]:
+def explain_nodes(
+    plan: PlacementPlan, scales: Mapping[str, Any], types: FloatTypes | None = None
+) -> list[NodeExplanation]:
     """One explanation per node, in graph order. ``scales``: as in ``scales.json``, or empty."""
+    types = types or FloatTypes()
+    halves = set(types.fp16)
     tensors, weights = scales.get("tensors", {}), scales.get("weights", {})
     groups: dict[str, list[str]] = {}
     for point in plan.activations:
@@ -103,7 +120,14 @@ def explain_nodes(plan: PlacementPlan, scales: Mapping[str, Any]) -> list[NodeEx
     explained = []
     for decision in plan.decisions:
         found = sorted(operands.get(decision.node, ()), key=lambda operand: operand.index)
-        explained.append(NodeExplanation(decision=decision, operands=tuple(found)))
+        explained.append(
+            NodeExplanation(
+                decision=decision,
+                operands=tuple(found),
+                fp16=decision.node in halves,
+                not_fp16=types.not_fp16.get(decision.node, ""),
+            )
+        )
     return explained
 
 

@@ -82,7 +82,11 @@ class GraphView:
 
     def read_inside(self, value: ir.Value) -> bool:
         """True when the body of a control-flow node reads it."""
-        return any(use.node not in self._place for use in value.uses())
+        return bool(self.readers_inside(value))
+
+    def readers_inside(self, value: ir.Value) -> list[Use]:
+        """Nodes in the bodies of control-flow nodes that read ``value``."""
+        return [(use.node, use.idx) for use in value.uses() if use.node not in self._place]
 
     def only_reader(self, value: ir.Value) -> ir.Node | None:
         """The one node that reads ``value``, where nothing else does and it is no graph output."""

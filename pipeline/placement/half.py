@@ -9,6 +9,7 @@ TensorRT 10 with strong typing, 11 and RTX take types from the graph; there is n
 - operators that overflow or lose what they compute in FP16: powers, exponentials, sums, norms and their like;
 - operators with a constant that FP16 cannot hold (a mask of -1e9, an epsilon of 1e-12). Trained weights nearly always
   have some values that FP16 rounds to zero; they are held if all of them together change by no more than rounding does;
+- what the bodies of control-flow nodes read and compute;
 - the graph's inputs and outputs, unless asked otherwise.
 
 Element-wise operators on their own are not worth two casts and stay float32 too.
@@ -16,7 +17,7 @@ Element-wise operators on their own are not worth two casts and stay float32 too
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from pipeline.placement.graph import GraphView
 from pipeline.placement.ops import LAYOUT, POINTWISE, QUANTIZERS
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     import onnx_ir as ir
@@ -52,29 +54,41 @@ _CHEAP = (*POINTWISE, *LAYOUT, "Slice", "Gather", "Expand", "Where", "Concat", "
 class HalfResult:
     """What was changed."""
 
-    converted: tuple[str, ...]
+    converted: tuple[str, ...] = ()
     """Nodes that compute in FP16 now."""
-    kept: dict[str, str]
+    kept: dict[str, str] = field(default_factory=dict)
     """Nodes that stay float32 although FP16 exists for them, with the reason."""
-    casts: int
+    casts: int = 0
+    inputs: tuple[str, ...] = ()
+    """The graph's inputs that are float16 now."""
+    outputs: tuple[str, ...] = ()
+    """The graph's outputs that are float16 now."""
 
 
-def to_half(model: ir.Model, *, float_io: bool = True) -> HalfResult:
+def to_half(model: ir.Model, *, nodes: bool = True, inputs: bool = False, outputs: bool = False) -> HalfResult:
     """Change ``model`` (sorted, nodes named: :func:`pipeline.placement.graph.load_graph`) in place.
 
     Args:
-        float_io: keep the graph's inputs and outputs in float32.
+        nodes: let nodes compute in FP16; False: only inputs and outputs change, by a Cast each.
+        inputs: take the graph's float32 inputs as float16. One that is an output as well stays what it is.
+        outputs: give the graph's float32 outputs as float16; constants and inputs that are outputs stay what they are.
     """
-    worker = _Half(GraphView(model), float_io)
-    chosen = worker.choose()
-    worker.convert(chosen)
+    worker = _Half(GraphView(model))
+    chosen = worker.choose() if nodes else set()
+    taken = worker.inputs() if inputs else ()
+    worker.convert(chosen, taken)
+    given = worker.outputs(half=outputs)
     return HalfResult(
-        tuple(node.name or "" for node in worker.graph.nodes if node in chosen), worker.kept, worker.casts
+        tuple(node.name or "" for node in worker.graph.nodes if node in chosen),
+        worker.kept,
+        worker.casts,
+        tuple(value.name or "" for value in taken),
+        given,
     )
 
 
-def write_half(model: Path, folder: Path) -> Path:
-    """``model`` with FP16 written into it, as ``model.onnx`` in ``folder``; inputs and outputs stay float32.
+def write_half(model: Path, folder: Path, *, inputs: bool = False, outputs: bool = False) -> Path:
+    """``model`` with FP16 written into it, as ``model.onnx`` in ``folder``; arguments as of :func:`to_half`.
 
     Raises:
         InputError: nothing in it has an FP16 form worth its casts.
@@ -84,19 +98,20 @@ def write_half(model: Path, folder: Path) -> Path:
     from pipeline.placement.graph import load_graph
 
     loaded = load_graph(model)
-    if not to_half(loaded).converted:
+    if not to_half(loaded, inputs=inputs, outputs=outputs).converted:
         raise InputError(f"{model}: no node can be computed in FP16", remedy="measure it in float32 alone")
     drop_unused_initializers(loaded)  # the float32 weights
     return save_model(loaded, folder)
 
 
 class _Half:
-    def __init__(self, graph: GraphView, float_io: bool) -> None:
+    def __init__(self, graph: GraphView) -> None:
         self.graph = graph
         self.target = graph.model.graph
-        self.float_io = float_io
         self.kept: dict[str, str] = {}
         self.casts = 0
+        self.halves: dict[ir.Value, None] = {}
+        """Tensors that are float16 now and were float32, in the graph's order, which is that of their casts."""
         self.opset = graph.model.opset_imports.get("", 0)
         self.names = {
             value.name for node in graph.nodes for value in (*node.inputs, *node.outputs) if value is not None
@@ -206,22 +221,34 @@ class _Half:
 
     # --- the change
 
-    def convert(self, chosen: set[ir.Node]) -> None:
+    def inputs(self) -> list[ir.Value]:
+        """The graph's inputs that can be float16."""
+        return [
+            value
+            for value in self.target.inputs
+            if value.dtype is not None
+            and value.dtype.name == "FLOAT"
+            and not (value.is_graph_output() or value.is_initializer())
+        ]
+
+    def convert(self, chosen: set[ir.Node], inputs: Sequence[ir.Value]) -> None:
+        """Make the outputs of ``chosen`` and the graph's ``inputs`` float16, with a Cast for each other reader."""
         import onnx_ir as ir
 
         half = ir.TensorType(ir.DataType.FLOAT16)
-        typed = {node: self.typed_inputs(node) for node in chosen}
-        halves: set[ir.Value] = set()
-        for node in chosen:
+        typed = {node: self.typed_inputs(node) for node in self.graph.nodes if node in chosen}
+        halves = self.halves
+        for node in typed:
             for value in node.outputs:
                 if value.dtype is not None and value.dtype.name == "FLOAT":
                     value.type = half
-                    halves.add(value)
-        if not self.float_io:
-            for value in self.target.inputs:
-                if value.dtype is not None and value.dtype.name == "FLOAT":
-                    value.type = half
-                    halves.add(value)
+                    halves[value] = None
+        for value in inputs:
+            value.type = half
+            halves[value] = None
+        for value in halves:
+            for reader, index in self.graph.readers_inside(value):
+                reader.replace_input_with(index, self.cast(value, "FLOAT"))
         for node in self.graph.nodes:
             wanted = typed.get(node, [])
             for index, operand in enumerate(node.inputs):
@@ -229,23 +256,27 @@ class _Half:
                     continue
                 if index in wanted and operand not in halves:
                     array = self.graph.array(operand)
-                    narrow = self.constant(operand, array) if array is not None else self.cast(operand, "FLOAT16", node)
+                    narrow = self.constant(operand, array) if array is not None else self.cast(operand, "FLOAT16")
                     node.replace_input_with(index, narrow)
                 elif index not in wanted and operand in halves and self.graph.op(node) != "Cast":
-                    node.replace_input_with(index, self.cast(operand, "FLOAT", node))
-        self.outputs(halves)
+                    node.replace_input_with(index, self.cast(operand, "FLOAT"))
 
-    def outputs(self, halves: set[ir.Value]) -> None:
-        """Give the graph's outputs the type they shall have, under their own names."""
+    def outputs(self, *, half: bool) -> tuple[str, ...]:
+        """Give the graph's outputs the type they shall have, under their own names.
+
+        Returns:
+            The graph's outputs that are float16 now.
+        """
         import onnx_ir as ir
 
+        given = []
         for index, value in enumerate(self.target.outputs):
-            is_half = value in halves
-            if is_half != self.float_io or value.dtype is None or value.dtype.name not in ("FLOAT", "FLOAT16"):
-                continue
-            name = value.name or ""
-            producer = value.producer()
-            if producer is None:
+            name, producer, is_half = value.name or "", value.producer(), value in self.halves
+            if producer is None or not (is_half or (value.dtype is not None and value.dtype.name == "FLOAT")):
+                continue  # float16 before, or no float
+            if half:
+                given.append(name)
+            if is_half == half:
                 continue
             value.name = self.fresh(f"{name}_fp16" if is_half else f"{name}_fp32")
             dtype = ir.DataType.FLOAT if is_half else ir.DataType.FLOAT16
@@ -256,8 +287,9 @@ class _Half:
             self.target.insert_after(producer, [cast])
             self.target.outputs[index] = result
             self.casts += 1
+        return tuple(given)
 
-    def cast(self, value: ir.Value, dtype: str, before: ir.Node) -> ir.Value:
+    def cast(self, value: ir.Value, dtype: str) -> ir.Value:
         """``value`` in another float type; one Cast per tensor and type, right behind the tensor."""
         import onnx_ir as ir
 

@@ -30,6 +30,7 @@ def summary_markdown(manifest: Manifest) -> str:
         else f"- calibrated with {calibration} on {data.calibration_samples} samples, {calibration.tensors} tensors",
         f"- verified on {data.verification_samples} samples"
         + (" held aside from calibration" if data.held_aside else ", **not held aside from calibration**"),
+        *([f"- float16: {', '.join(f'`{name}`' for name in manifest.fp16_io)}"] if manifest.fp16_io else []),
         "",
         "## Accuracy",
         "",

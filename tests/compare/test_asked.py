@@ -25,8 +25,8 @@ PROFILE = "x=1x3x8x8,4x3x8x8,8x3x8x8"
 NEVER_IDLE = {
     "model", "config", "data", "out", "labels", "metric", "calibrators", "target", "shift_sigma", "shift_images",
     "seed", "workers", "address", "inputs", "profiles", "opset", "samples", "verify_samples", "batch_size",
-    "preprocess", "include", "exclude", "rules_off", "precision", "build_artifact", "fresh", "as_json", "quiet",
-    "verbose", "calibration", "engine", "placement", "mixed",
+    "preprocess", "include", "exclude", "rules_off", "precision", "fp16_io", "build_artifact", "fresh", "as_json",
+    "quiet", "verbose", "calibration", "engine", "placement", "mixed",
 }  # fmt: skip
 """Each has an effect in every combination, or one without is refused by a message of its own. Of the last three, parts
 are in the table."""

@@ -16,6 +16,7 @@ from pipeline.compare.experiment import run_experiment
 from pipeline.compare.records import Outcome
 from pipeline.config import validated
 from pipeline.core.errors import InputError
+from pipeline.core.feeds import as_taken, session_dtypes
 from pipeline.core.ort import make_session
 from pipeline.core.progress import SilentProgress
 from tests.compare.networks import classifier, images
@@ -457,6 +458,9 @@ class _Card:
             assert self.profile.inputs[name].contains(values.shape), (name, values.shape)
         names = [output.name for output in self.outputs]
         return dict(zip(names, self.session.run(names, feeds), strict=True))
+
+    def taken(self, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return as_taken(feeds, session_dtypes(self.session))
 
     def close(self) -> None:
         """Nothing to free."""

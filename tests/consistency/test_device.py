@@ -78,6 +78,10 @@ class FakeEngine:
         type(self).opened.append("probe")
         self.probe = True
 
+    @staticmethod
+    def taken(feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return feeds
+
     @classmethod
     def from_artifact(cls, folder: Path, *, target: str) -> FakeEngine:
         cls.opened.append("engine")

@@ -144,7 +144,7 @@ def test_doubled_values_come_back_exactly() -> None:
     ("options", "words"),
     [
         ({"fp16": True}, "has no FP16 flag"),
-        ({"half_inputs": True}, "takes inputs in the types that the graph has"),
+        ({"half_inputs": True}, "takes inputs and gives outputs in the types that the graph has"),
         ({"calibration_cache": "some.cache"}, "has no implicit INT8"),
         ({"version_compatible": True}, "cannot build version-compatible engines"),
         ({"hardware_compatibility": "ampere_plus"}, "ignores the hardware compatibility level"),

@@ -443,6 +443,9 @@ def onnxruntime_engine(card: Card, monkeypatch: pytest.MonkeyPatch) -> SimpleNam
                 return values
             return {"y": values.pop("y"), **{f"{name}::doubled": 2 * array for name, array in values.items()}}
 
+        def taken(self, feeds: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+            return feeds
+
         def close(self) -> None:
             """Nothing to free."""
 

@@ -164,15 +164,20 @@ def test_abilities(version: str, weak: bool, strong: bool, calibrators: bool, ne
     assert one.timing_caches != without_gpu
 
 
-def test_half_inputs_change_float_inputs_only() -> None:
+def test_half_inputs_and_outputs_change_float_tensors_only() -> None:
     one = api("8.6")
     kinds = one.trt.DataType
     tensors = [SimpleNamespace(dtype=kinds.FLOAT), SimpleNamespace(dtype=kinds.INT32)]
-    network = SimpleNamespace(num_inputs=2, get_input=lambda number: tensors[number])
-    one.set_input_types(network, BuildOptions())
-    assert tensors[0].dtype == kinds.FLOAT
-    one.set_input_types(network, BuildOptions(half_inputs=True))
-    assert [tensor.dtype for tensor in tensors] == [kinds.HALF, kinds.INT32]
+    outputs = [SimpleNamespace(dtype=kinds.FLOAT)]
+    network = SimpleNamespace(
+        num_inputs=2, get_input=lambda number: tensors[number], num_outputs=1, get_output=lambda number: outputs[number]
+    )
+    one.set_io_types(network, BuildOptions())
+    assert [tensor.dtype for tensor in (*tensors, *outputs)] == [kinds.FLOAT, kinds.INT32, kinds.FLOAT]
+    one.set_io_types(network, BuildOptions(half_inputs=True))
+    assert [tensor.dtype for tensor in (*tensors, *outputs)] == [kinds.HALF, kinds.INT32, kinds.FLOAT]
+    one.set_io_types(network, BuildOptions(half_outputs=True))
+    assert outputs[0].dtype == kinds.HALF
 
 
 def test_contexts_and_their_memory() -> None:

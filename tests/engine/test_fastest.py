@@ -66,6 +66,8 @@ def test_of_profiles_with_one_optimum_the_one_that_serves_it_is_measured() -> No
 def test_the_float_plan_takes_the_same_inputs() -> None:
     options = BuildOptions(half_inputs=True, workspace_bytes=5)
     assert float_options(options) == BuildOptions(half_inputs=True, workspace_bytes=5, fp16=True)
+    of_the_graph = float_options(BuildOptions(), half_inputs=True, half_outputs=True)
+    assert of_the_graph == BuildOptions(half_inputs=True, half_outputs=True, fp16=True)
 
 
 # A build

@@ -193,7 +193,7 @@ def test_the_quantisation_of_the_engines_input_is_found_as_such() -> None:
     quantise = {"Name": "x_QuantizeLinear", "LayerType": "Reformat", "Inputs": [x], "Outputs": [q]}
     (finding,) = lint_layers(chain(quantise, convolution("one", q, old_tensor("b", INT8_32, 1, 64, 8, 8))))
     assert "engine's input is quantised in a pass of its own (float32 to int8) at 'one'" in finding.message
-    assert "--half-inputs" in finding.remedy
+    assert "--fp16-io inputs" in finding.remedy
 
 
 def test_the_counts_of_a_build_record() -> None:

@@ -18,10 +18,12 @@ from tests.placement.conftest import Quantised, int8_nodes, rtx_engine
 from tests.placement.tiny import Tiny
 
 
-def halved(path: Path, *, float_io: bool = True) -> tuple[onnx.ModelProto, HalfResult]:
+def halved(
+    path: Path, *, nodes: bool = True, inputs: bool = False, outputs: bool = False
+) -> tuple[onnx.ModelProto, HalfResult]:
     model = load_graph(path)
     before = sum(node.op_type == "Cast" for node in model.graph)
-    result = to_half(model, float_io=float_io)
+    result = to_half(model, nodes=nodes, inputs=inputs, outputs=outputs)
     proto = ir.to_proto(model)
     onnx.checker.check_model(proto, full_check=True)
     assert sum(node.op_type == "Cast" for node in proto.graph.node) == before + result.casts
@@ -47,14 +49,116 @@ def test_float_convolution_becomes_fp16_between_two_casts(tmp_path: Path) -> Non
     assert not np.array_equal(a, b)
 
 
-def test_inputs_and_outputs_in_fp16_when_asked(tmp_path: Path) -> None:
+def types(proto: onnx.ModelProto) -> list[int]:
+    return [value.type.tensor_type.elem_type for value in (*proto.graph.input, *proto.graph.output)]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "operators"),
+    [
+        (True, True, ["Conv", "Cast", "Exp", "Cast"]),
+        (True, False, ["Conv", "Cast", "Exp"]),
+        (False, True, ["Cast", "Conv", "Cast", "Exp", "Cast"]),
+    ],
+)
+def test_inputs_and_outputs_in_fp16_when_asked(
+    tmp_path: Path, inputs: bool, outputs: bool, operators: list[str]
+) -> None:
     net = Tiny()
     x = net.conv(net.input("x", "n", 16, 8, 8), "conv", 16, 16)
     net.op("Exp", [x], "y")
-    proto, _ = halved(net.save(tmp_path, "y"), float_io=False)
-    types = [value.type.tensor_type.elem_type for value in (*proto.graph.input, *proto.graph.output)]
-    assert types == [TensorProto.FLOAT16] * 2
-    assert [node.op_type for node in proto.graph.node] == ["Conv", "Cast", "Exp", "Cast"]
+    path = net.save(tmp_path, "y")
+    proto, result = halved(path, inputs=inputs, outputs=outputs)
+    half, full = TensorProto.FLOAT16, TensorProto.FLOAT
+    assert types(proto) == [half if inputs else full, half if outputs else full]
+    assert [node.op_type for node in proto.graph.node] == operators
+    assert (result.inputs, result.outputs) == (("x",) if inputs else (), ("y",) if outputs else ())
+    values = np.random.default_rng(0).standard_normal((2, 16, 8, 8)).astype(np.float16)
+    (wanted,) = make_session(path).run(None, {"x": values.astype(np.float32)})
+    (found,) = make_session(proto).run(None, {"x": values if inputs else values.astype(np.float32)})
+    assert found.dtype == (np.float16 if outputs else np.float32)
+    assert np.linalg.norm(found - wanted) < 5e-3 * np.linalg.norm(wanted)
+
+
+def test_inputs_and_outputs_alone_leave_every_node_float32(tmp_path: Path) -> None:
+    """Two casts, whatever reads the input and the output; integers stay what they are."""
+    net = Tiny()
+    x, ids = net.input("x", "n", 16, 8, 8), net.input("ids", "n", dtype=TensorProto.INT64)
+    y = net.op("Relu", [net.conv(x, "conv", 16, 16)], "y")
+    net.op("Add", [net.op("Sigmoid", [y], "s"), net.op("Neg", [x], "n")], "z")
+    net.op("Cast", [ids], "floats", to=TensorProto.FLOAT)
+    proto, result = halved(net.save(tmp_path, "y", "z", "floats"), nodes=False, inputs=True, outputs=True)
+    assert result == HalfResult((), {}, 4, ("x",), ("y", "z", "floats"))
+    half = TensorProto.FLOAT16
+    assert types(proto) == [half, TensorProto.INT64, half, half, half]
+    readers = {node.op_type: node.input[0] for node in proto.graph.node}
+    assert (readers["Conv"], readers["Neg"], readers["Sigmoid"]) == ("x_fp32", "x_fp32", "y_fp32")
+
+
+def test_an_input_that_is_an_output_and_a_constant_output_stay_what_they_are(tmp_path: Path) -> None:
+    net = Tiny()
+    x = net.input("x", "n", 16, 8, 8)
+    net.constant("c", 2.0)
+    net.conv(x, "y", 16, 16)
+    model = net.model("x", "c", "y")
+    for output, shape in zip(model.graph.output, (["n", 16, 8, 8], [], ["n", 16, 8, 8]), strict=True):
+        output.CopyFrom(onnx.helper.make_tensor_value_info(output.name, TensorProto.FLOAT, shape))
+    onnx.save(model, tmp_path / "tiny.onnx")
+    proto, result = halved(tmp_path / "tiny.onnx", inputs=True, outputs=True)
+    assert (result.inputs, result.outputs) == ((), ("y",))
+    assert types(proto) == [TensorProto.FLOAT] * 3 + [TensorProto.FLOAT16]
+
+
+def test_float16_that_was_there_before_stays(tmp_path: Path) -> None:
+    net = Tiny()
+    x = net.input("x", "n", 16, 8, 8, dtype=TensorProto.FLOAT16)
+    y = net.conv(net.op("Cast", [x], "wide", to=TensorProto.FLOAT), "conv", 16, 16)
+    net.op("Cast", [y], "y", to=TensorProto.FLOAT16)
+    model = net.model("y")
+    model.graph.output[0].CopyFrom(onnx.helper.make_tensor_value_info("y", TensorProto.FLOAT16, ["n", 16, 8, 8]))
+    onnx.save(model, tmp_path / "tiny.onnx")
+    for wanted in (False, True):
+        proto, result = halved(tmp_path / "tiny.onnx", inputs=wanted, outputs=wanted)
+        assert types(proto) == [TensorProto.FLOAT16] * 2
+        assert (result.inputs, result.outputs) == ((), ())
+
+
+def test_bodies_of_control_flow_nodes_read_float32(tmp_path: Path) -> None:
+    """Types inside them are not changed: what they read gets a cast, be it an input or an FP16 layer's output."""
+    net = Tiny()
+    x = net.input("x", 2, 16, 8, 8)
+    condition = net.input("condition", dtype=TensorProto.BOOL)
+    conv = net.conv(x, "conv", 16, 16)
+    bodies = [
+        onnx.helper.make_graph(
+            [onnx.helper.make_node(op, ["x", conv], [out], name=out)],
+            out,
+            [],
+            [onnx.helper.make_tensor_value_info(out, TensorProto.FLOAT, [2, 16, 8, 8])],
+        )
+        for op, out in (("Add", "plus"), ("Sub", "minus"))
+    ]
+    net.op("If", [condition], "y", then_branch=bodies[0], else_branch=bodies[1])
+    path = net.save(tmp_path, "y")
+    proto, result = halved(path, inputs=True)
+    assert (result.converted, result.inputs) == (("conv",), ("x",))
+    values = np.random.default_rng(0).standard_normal((2, 16, 8, 8)).astype(np.float16)
+    for chosen in (True, False):
+        flag = {"condition": np.array(chosen)}
+        (wanted,) = make_session(path).run(None, {"x": values.astype(np.float32), **flag})
+        (found,) = make_session(proto).run(None, {"x": values, **flag})
+        assert np.linalg.norm(found - wanted) < 5e-3 * np.linalg.norm(wanted)
+
+
+def test_equal_graphs_get_equal_bytes(tmp_path: Path) -> None:
+    net = Tiny()
+    inputs = [net.input(f"x{number}", "n", 16, 8, 8) for number in range(6)]
+    for number, x in enumerate(inputs):
+        net.op("Exp", [net.conv(x, f"c{number}", 16, 16)], f"y{number}")
+        net.op("Neg", [x], f"n{number}")
+    path = net.save(tmp_path, *(f"y{number}" for number in range(6)), *(f"n{number}" for number in range(6)))
+    found = {halved(path, inputs=True, outputs=True)[0].SerializeToString(deterministic=True) for _ in range(4)}
+    assert len(found) == 1
 
 
 @pytest.mark.parametrize("op", ["Exp", "Log", "Sqrt", "Reciprocal", "ReduceMean", "ReduceL2"])
@@ -132,7 +236,7 @@ def test_integer_core_is_left_alone(quantised: Callable[[str], Quantised]) -> No
     """A network that is INT8 throughout does not change."""
     model = load_graph(quantised("resnet18").int8)
     before = ir.to_proto(model).SerializeToString(deterministic=True)
-    assert to_half(model) == HalfResult((), {}, 0)
+    assert to_half(model) == HalfResult()
     assert ir.to_proto(model).SerializeToString(deterministic=True) == before
 
 
