@@ -133,11 +133,24 @@ def _between(graph: GraphView) -> str | None:
             if graph.op(follower) == "DequantizeLinear"
             for reader in graph.downstream(follower.outputs[0])
         ]
-        if any(graph.op(reader) in (*_FUSED, "Add") for reader in behind) and not any(
-            graph.op(reader) in WEIGHTED for reader in behind
-        ):
+        if any(graph.op(reader) in WEIGHTED for reader in behind):
+            continue
+        adds = [reader for reader in behind if graph.op(reader) == "Add"]
+        if any(graph.op(reader) in _FUSED for reader in behind) or any(_parted(graph, add) is node for add in adds):
             names.append(node.name or "")
     return _told(names, "pairs stand between a layer and the activation or Add that TensorRT would fuse into it")
+
+
+def _parted(graph: GraphView, add: ir.Node) -> ir.Node | None:
+    """The QuantizeLinear that keeps the layer at the end of the longest way to ``add`` from being fused with it.
+
+    None where an input of Add is a layer's own output: the pair on the other one, a projection too, is as it should be.
+    """
+    if any(_layer_before(graph, value, WEIGHTED) is not None for value in add.inputs):
+        return None
+    pairs = [graph.producer(pair.inputs[0], "QuantizeLinear") for v in add.inputs if (pair := _pair(graph, v))]
+    parted = [q for q in pairs if q is not None and _layer_before(graph, q.inputs[0], WEIGHTED) is not None]
+    return max(parted, key=lambda q: graph.depth(q.outputs[0]), default=None)
 
 
 def _several_scales(graph: GraphView) -> str | None:

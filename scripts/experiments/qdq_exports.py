@@ -130,7 +130,8 @@ def train(model: Any, network: str, steps: int) -> Any:
     model.train()
     with torch.no_grad():
         target = torch.randn(model(x).shape, generator=torch.Generator().manual_seed(3))
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+    rate = 0.0005 if network == "resnet18" else 0.02
+    optimiser = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
     for _ in range(steps):
         optimiser.zero_grad()
         torch.nn.functional.mse_loss(model(x), target).backward()
@@ -139,7 +140,7 @@ def train(model: Any, network: str, steps: int) -> Any:
 
 
 def trained(network: str) -> Any:
-    return train(networks()[network](), network, 3 if network == "resnet18" else 20)
+    return train(networks()[network](), network, 12 if network == "resnet18" else 20)
 
 
 def onnx_export(model: Any, network: str, path: Path, *, opset: int = OPSET) -> None:
@@ -266,7 +267,7 @@ def brevitas(network: str, folder: Path) -> dict[str, Export]:
     import torch
     from brevitas import nn as qnn
     from brevitas import quant
-    from brevitas.export import export_onnx_qcdq
+    from brevitas.export import export_onnx_qcdq, export_qonnx
     from torch import nn
 
     def swap(module: Any, *, weight: Any, act: Any, relu: Any, bias: Any, bits: int) -> None:
@@ -293,7 +294,7 @@ def brevitas(network: str, folder: Path) -> dict[str, Export]:
         return getattr(child, "bias", None) is not None
 
     def form(*, weight: Any, act: Any, relu: Any = None, bias: Any = None, bits: int = 8, dynamo: bool = False,
-             **options: Any) -> Export:  # fmt: skip
+             exporter: Any = export_onnx_qcdq, **options: Any) -> Export:  # fmt: skip
         def export(path: Path) -> None:
             model = trained(network)
             swap(model, weight=weight, act=act, relu=relu, bias=bias, bits=bits)
@@ -302,7 +303,7 @@ def brevitas(network: str, folder: Path) -> dict[str, Export]:
             shapes = {"dynamic_shapes": ({0: torch.export.Dim("batch")},)} if dynamo else {
                 "dynamic_axes": {"x": {0: "batch"}, "y": {0: "batch"}}, "opset_version": OPSET,
             }  # fmt: skip
-            export_onnx_qcdq(
+            exporter(
                 model, args=batch, export_path=str(path), input_names=["x"], output_names=["y"], dynamo=dynamo,
                 **shapes, **options,
             )  # fmt: skip
@@ -321,6 +322,7 @@ def brevitas(network: str, folder: Path) -> dict[str, Export]:
         "shifted-uint8": form(weight=channel, act=shifted),
         "shifted-weights": form(weight=quant.ShiftedUint8WeightPerChannelFloat, act=symmetric),
         "4-bit": form(weight=channel, act=symmetric, bits=4),
+        "qonnx": form(weight=channel, act=symmetric, exporter=export_qonnx),
     }
 
 

@@ -91,6 +91,8 @@ REFUSED = {
     "convnet-torchao-pt2e": ("'node_quantize_per_tensor_1' of 'relu' has uint8 zero point 0", "torchao: int8"),
 }
 """Export -> words of the refusal: tensor and value, and the remedy."""
+UNKNOWN = {"convnet-brevitas-qonnx": "/stem/input_quant/export_handler/Quant (qonnx.custom_op.general:Quant)"}
+"""Export in a format of its own -> how its operators are named by the refusal."""
 
 
 def prepared(name: str, folder: Path) -> Path:
@@ -117,7 +119,7 @@ def quantizers(path: Path) -> int:
 
 
 def test_every_export_is_in_a_table() -> None:
-    assert {path.stem for path in EXPORTS.glob("*.onnx")} == TAKEN.keys() | REFUSED.keys()
+    assert {path.stem for path in EXPORTS.glob("*.onnx")} == TAKEN.keys() | REFUSED.keys() | UNKNOWN.keys()
 
 
 @pytest.mark.parametrize("name", TAKEN)
@@ -140,6 +142,13 @@ def test_refused_with_tensor_value_and_remedy(name: str, tmp_path: Path) -> None
         make_plan(prepared(name, tmp_path), PlacementConfig())
     for words in REFUSED[name]:
         assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_operators_of_another_format_are_named(name: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="express them with standard ONNX operators") as caught:
+        prepared(name, tmp_path)
+    assert UNKNOWN[name] in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -209,6 +209,18 @@ def test_a_pair_between_convolution_and_add(tmp_path: Path) -> None:
     assert note == "1 pairs stand between a layer and the activation or Add that TensorRT would fuse into it: c.q"
 
 
+@pytest.mark.parametrize("main", [False, True])
+def test_a_projection_as_skip_input(tmp_path: Path, main: bool) -> None:
+    """Its pair is right; one on the longer way to Add as well (``main``) parts that way's convolution from Add."""
+    net, x = start()
+    first = net.pair(x, 0.02, ZERO)
+    skip = net.pair(layer(net, first, "projection"), 0.02, ZERO)
+    y = layer(net, net.pair(layer(net, first, "c1"), 0.02, ZERO), "c2")
+    net.op("Add", [skip, net.pair(y, 0.02, ZERO) if main else y], "y")
+    text = "1 pairs stand between a layer and the activation or Add that TensorRT would fuse into it: c2.q"
+    assert plan_of(net, tmp_path).notes == ((text,) if main else ())
+
+
 @pytest.mark.parametrize("norm", [False, True])
 def test_a_pair_between_convolution_and_activation(tmp_path: Path, norm: bool) -> None:
     net, x = start()
