@@ -31,6 +31,7 @@ from pipeline.engine.bench import PLACES, Candidate, measure_compute
 from pipeline.engine.builder import build_engine
 from pipeline.engine.records import BuildOptions, EngineRecord
 from pipeline.engine.runner import Runner
+from scripts.gpu_calibrator import calibration_cache
 from scripts.gpu_common import RIVALS, batch_profiles, model_images, unpack
 
 PROFILES = {"dynamic": ("1:1:1", "2:64:128"), "static": ("1:1:1", "64:64:64", "128:128:128")}
@@ -84,7 +85,7 @@ class Build:
         return BuildOptions(
             fp16=True,
             half_inputs=self.half,
-            calibration_cache=folder / "calibration.cache" if self.graph == "implicit" else None,
+            calibration_cache=calibration_cache(folder.parent, folder.name) if self.graph == "implicit" else None,
             optimization_level=self.level,
             avg_timing_iterations=self.iterations,
             timing_cache_folder=folder / "timing",

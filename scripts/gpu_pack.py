@@ -15,7 +15,6 @@ import numpy as np
 import onnx
 from PIL import Image
 
-from calibrators.cache import cache_text
 from pipeline.artifact import FP32_MODEL, INT8_MODEL
 from pipeline.core.errors import CheckFailed, InputError
 from pipeline.core.ort import make_session
@@ -143,31 +142,6 @@ def predictions(model: Path, images: np.ndarray, mean: np.ndarray, std: np.ndarr
     return np.concatenate([session.run(None, {name: normalised(p, mean, std)})[0].argmax(-1) for p in parts])
 
 
-def full_cache(model: Path, images: np.ndarray, mean: np.ndarray, std: np.ndarray) -> str:
-    """A calibration cache with the largest magnitude of every activation over ``images``: what implicit INT8 needs.
-
-    The artifact has the tensors that the Q/DQ graph quantises; with fewer scales than tensors TensorRT would
-    leave the others in float and the comparison would flatter us.
-    """
-    graph = onnx.load(model).graph
-    floats = {
-        value.name
-        for value in onnx.shape_inference.infer_shapes(onnx.load(model)).graph.value_info
-        if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT
-    }
-    names = [name for node in graph.node for name in node.output if name in floats]
-    outputs = [output.name for output in graph.output]
-    session = make_session(model, capture=names, optimise=False)
-    source = graph.input[0].name
-    largest = dict.fromkeys([source, *names, *outputs], 0.0)
-    for start in range(0, len(images), 8):
-        feed = normalised(images[start : start + 8], mean, std)
-        found = session.run([*names, *outputs], {source: feed})
-        for name, values in zip([source, *names, *outputs], [feed, *found], strict=True):
-            largest[name] = max(largest[name], float(np.abs(values).max()))
-    return cache_text({name: value / 127 for name, value in largest.items() if value > 0})
-
-
 def _split_rival(text: str) -> tuple[str, str, str]:
     return text.partition("=")
 
@@ -182,7 +156,11 @@ def prepare(args: argparse.Namespace) -> None:
     chosen = np.array([index for index in range(len(names)) if index not in calibrated])
     images = centre_crops(args.images, args.size, [names[index] for index in chosen])
     spec: dict[str, Any] = {"models": {}}
-    stored = {"images": images, "labels": labels[chosen]}
+    stored = {
+        "images": images,
+        "labels": labels[chosen],
+        "calibration": centre_crops(args.images, args.size, [names[index] for index in sorted(calibrated)]),
+    }
     for text in args.model:
         name, _, rest = text.partition("=")
         artifact, _, numbers = rest.partition(":")
@@ -198,7 +176,6 @@ def prepare(args: argparse.Namespace) -> None:
                 probe = {onnx.load(sources["fp32"]).graph.input[0].name: normalised(images[:4], mean, std)}
                 sources[rival] = lowered_file(Path(path), args.out / "lowered" / name / rival, probe)
         share_weights(work / name, sources)
-        (work / name / "calibration.cache").write_text(full_cache(sources["fp32"], images[:64], mean, std))
         for cache in args.timing_cache:
             owner, _, path = cache.rpartition("=")
             if owner in ("", name):

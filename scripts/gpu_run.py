@@ -23,6 +23,7 @@ from pipeline.engine.fastest import Fastest, decide
 from pipeline.engine.inspect import count_layers
 from pipeline.engine.records import BuildOptions, EngineRecord
 from pipeline.engine.runner import Runner
+from scripts.gpu_calibrator import calibration_cache
 from scripts.gpu_common import RIVALS, batch_profiles, card, differing, model_images, unpack
 from scripts.gpu_table import table
 
@@ -73,7 +74,7 @@ class Bench:
         return BuildOptions(
             fp16=variant != "fp32",
             half_inputs=variant == "int8-half-in",
-            calibration_cache=self.args.at / model / "calibration.cache" if variant == "implicit" else None,
+            calibration_cache=calibration_cache(self.args.at, model) if variant == "implicit" else None,
             optimization_level=self.args.level,
             avg_timing_iterations=self.args.timing_iterations,
             timing_cache_folder=self.args.at / model / "timing",

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from pipeline.core.errors import CheckFailed, InputError, ToolError
 from pipeline.engine.bench import Measurement
 from pipeline.engine.records import BuildOptions, LayerCounts
-from scripts import gpu_builds, gpu_common, gpu_pack, gpu_run
+from scripts import gpu_builds, gpu_calibrator, gpu_common, gpu_pack, gpu_run
 from tests.engine import graphs
 from tests.engine.fakes import plan
 from tests.engine.records import measurement, record
@@ -96,6 +96,7 @@ class Session:
             graphs.conv(self.at / "net" / f"{name}.onnx", shape=("N", 3, 4, 4))
         spec = {"models": {"net": {"mean": [127.0], "std": [128.0]}}}
         (self.at / "spec.json").write_text(json.dumps(spec))
+        (self.at / "net" / "calibration.cache").write_text("TRT-8600-EntropyCalibration2\n")
         images = np.random.default_rng(0).integers(0, 255, (6, 3, 4, 4)).astype(np.uint8)
         np.savez(self.at / "images.npz", images=images, labels=np.zeros(1, np.int64))
         monkeypatch.setattr(gpu_run, "build_engine", self.build)
@@ -316,3 +317,12 @@ def test_ways_of_building_are_measured_together(
 def test_a_way_of_building_that_is_none(text: str) -> None:
     with pytest.raises(ValueError, match=r".+"):
         gpu_builds.Build.parse(text)
+
+
+def test_the_calibrator_runs_once_and_its_failure_is_told(tmp_path: Path) -> None:
+    """Here without a card, or on a model that is none: a process of its own fails, and says why."""
+    (tmp_path / "net").mkdir()
+    with pytest.raises(ToolError, match=r"(?s)TensorRT's calibrator failed on net: .*spec\.json"):
+        gpu_calibrator.calibration_cache(tmp_path, "net")
+    (tmp_path / "net" / "calibration.cache").write_text("TRT-8600-EntropyCalibration2\n")
+    assert gpu_calibrator.calibration_cache(tmp_path, "net") == tmp_path / "net" / "calibration.cache"

@@ -298,3 +298,23 @@ def test_half_inputs_halve_the_copy() -> None:
     with Runner(plan, record=record) as run:
         assert run.inputs[0].dtype == "float16"
         assert distance(run({"x": feeds["x"].astype(np.float16)})["y"], expected["y"]) < 0.05
+
+
+def test_half_outputs_are_given_as_float16() -> None:
+    feeds, expected = stored("conv_qdq")
+    plan, record = engine("conv_qdq", half_outputs=True, fp16=True)
+    with Runner(plan, record=record) as run:
+        assert (run.inputs[0].dtype, run.outputs[0].dtype) == ("float32", "float16")
+        assert distance(run(feeds)["y"], expected["y"]) < 0.05
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_a_graph_with_float16_inputs_and_outputs(half: bool) -> None:
+    """As `quantize build --fp16-io both` writes it."""
+    feeds, expected = stored("conv_qdq_half_io")
+    plan, record = engine("conv_qdq_half_io", fp16=half)
+    with Runner(plan, record=record) as run:
+        assert (run.inputs[0].dtype, run.outputs[0].dtype) == ("float16", "float16")
+        assert distance(run(feeds)["y"], expected["y"]) < 0.05
+        wide = run.taken({"x": feeds["x"].astype(np.float32)})
+        assert np.array_equal(run(wide)["y"], run(feeds)["y"])
