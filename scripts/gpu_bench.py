@@ -7,9 +7,10 @@
 
 `prepare` writes each model's FP32 and INT8 graph with their common weights stored once, the test images, those that
 calibrate, the predictions that the Q/DQ graph gives in onnxruntime and the timing caches of earlier runs, cut into
-slices of 48 MB; a rival's graph newer than opset 17 is written in opset 17 and proved to compute the same. `run` goes on
-where an earlier call stopped (engines and timing caches stay in DIR), ends inside --budget-s, and writes OUT/results.json
-after every step, OUT/table.md at the end, and OUT/details.tar.gz with the layer tables, layer times and timing caches.
+slices of 48 MB; a rival's graph newer than opset 17 is written in opset 17 and proved to compute the same. `run` goes
+on where an earlier call stopped (engines and timing caches stay in DIR), ends inside --budget-s, and writes
+OUT/results.json after every step, OUT/table.md at the end, and OUT/details.tar.gz with the layer tables, layer times and
+timing caches.
 Implicit INT8 has the ranges of TensorRT's own calibrator (`gpu_calibrator.py`).
 
 The variant `fastest` is the runner that picks by shape between the plans of int8 and fp16, as after `quantize build
