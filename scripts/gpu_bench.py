@@ -9,7 +9,7 @@
 calibrate, the predictions that the Q/DQ graph gives in onnxruntime and the timing caches of earlier runs, cut into
 slices of 48 MB; a rival's graph newer than opset 17 is written in opset 17 and proved to compute the same. `run` goes
 on where an earlier call stopped (engines and timing caches stay in DIR), ends inside --budget-s, and writes
-OUT/results.json after every step, OUT/table.md at the end, and OUT/details.tar.gz with the layer tables, layer times and
+OUT/results.json after every step, OUT/table.md at the end, and OUT/details.tar.gz with layer tables, layer times and
 timing caches.
 Implicit INT8 has the ranges of TensorRT's own calibrator (`gpu_calibrator.py`).
 
