@@ -71,6 +71,7 @@ def run(
     folder: Path,
     config: PlacementConfig,
     weights: Literal["float", "int8"] = "float",
+    largest: Mapping[str, float] | None = None,
     progress: Progress = SILENT,
 ) -> QuantizeResult:
     """Quantise the prepared ``model`` by ``plan`` and write the stage's files into ``folder``.
@@ -79,6 +80,7 @@ def run(
         statistics: of at least the tensors in ``plan.tensors``.
         config: its ``precision`` is the type of the part that stays float, ``fp16_io`` of inputs and outputs.
         weights: how quantised weights are stored, see :func:`pipeline.placement.insert.insert_pairs`.
+        largest: tensor to the largest magnitude it has on data, for FP16: see :func:`pipeline.placement.half.to_half`.
 
     Raises:
         InputError: a statistic is missing, a weight is not finite, the plan belongs to another model, or the opset is
@@ -109,6 +111,7 @@ def run(
             nodes=config.precision == "fp16",
             inputs=config.fp16_io in ("inputs", "both"),
             outputs=config.fp16_io in ("outputs", "both"),
+            largest=largest,
         )
         progress.note(f"{len(half.converted)} float nodes compute in FP16, {half.casts} casts")
         warnings += _unmet(config, half)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pipeline.core.progress import Progress
     from pipeline.data import Batch, DataSource, Split
     from pipeline.export import ExportResult
+    from pipeline.magnitudes import MagnitudesResult
     from pipeline.placement import PlacementPlan
     from pipeline.prepare import PrepareResult
     from pipeline.quantize import QuantizeResult
@@ -238,15 +239,54 @@ class StageRuns:
             "is known",
         )
 
+    def magnitudes(
+        self, model: FloatModel, plan: PlacementPlan, source: DataSource, samples: frozenset[int]
+    ) -> Finished[MagnitudesResult] | None:
+        """How far the tensors reach that may become FP16, on a few of ``samples``; None: nodes stay float32 anyway."""
+        from pipeline import magnitudes
+        from pipeline.data import static_batch
+        from pipeline.data.parting import spread
+        from pipeline.placement.half import half_tensors
+
+        if self.config.placement.precision != "fp16":
+            return None
+        tensors = half_tensors(model.path, plan)
+        chosen = spread(samples, magnitudes.SAMPLES, static_batch(model.inputs) or 1)
+
+        def action(folder: Path) -> MagnitudesResult:
+            result = magnitudes.run(
+                model.path,
+                tensors,
+                self.batches(source, chosen, model.inputs),
+                folder=folder,
+                progress=self.progress,
+                total=len(chosen),
+            )
+            return _read_from(result, source)
+
+        inputs = {
+            "model": model.files,
+            "tensors": list(tensors),
+            "data": source.key(),
+            "samples": sorted(chosen),
+            "batch_size": self.config.batch_size,
+            "tools": installed_versions(("numpy", "onnx", "onnxruntime")),
+        }
+        return self.runner.run("magnitudes", magnitudes.MagnitudesResult, inputs, action)
+
     def quantize(
         self,
         prepared: Finished[PrepareResult],
         plan: PlacementPlan,
         calibrated: Finished[CalibrationResult],
         calibrator: Calibrator,
+        reached: Finished[MagnitudesResult] | None = None,
     ) -> Finished[QuantizeResult]:
+        """``reached``: of :meth:`magnitudes`."""
         from calibrators.statistics import load_statistics
         from pipeline import quantize
+
+        largest = reached.result.largest if reached is not None else None
 
         def action(folder: Path) -> QuantizeResult:
             statistics, _ = load_statistics(calibrated.result.statistics_path)
@@ -257,6 +297,7 @@ class StageRuns:
                 calibrator,
                 folder=folder,
                 config=self.config.placement,
+                largest=largest,
                 progress=self.progress,
             )
 
@@ -266,6 +307,7 @@ class StageRuns:
             "plan": plan.model_dump(mode="json"),
             "placement": self.config.placement.model_dump(mode="json"),
             "calibrator": {"name": calibrator.name, "params": dict(calibrator.params)},
+            "largest": largest,
             "tools": installed_versions(("numpy", "numba", "onnx", "onnx-ir")),
         }
         return self.runner.run("quantize", quantize.QuantizeResult, inputs, action)

@@ -120,7 +120,8 @@ class Build(StageRuns):
             aside, mixed = split.verification, None
             if wanted is None:
                 model = FloatModel.of(prepared, calibrated)
-                quantized = self.quantize(prepared, plan, calibrated, calibrator)
+                reached = self.magnitudes(model, plan, source, split.calibration)
+                quantized = self.quantize(prepared, plan, calibrated, calibrator, reached)
             else:
                 from pipeline.mixed.building import MixedBuild
 

@@ -1,7 +1,8 @@
 """Stage 6, verify: the FP32 and the INT8 graph on held-aside samples, layer by layer, in onnxruntime.
 
 Both graphs run on the same few samples at a time; the output of every quantised layer is compared and dropped. The INT8
-graph runs without graph optimisation, as its Q/DQ nodes say and as TensorRT computes it.
+graph runs without graph optimisation, as its Q/DQ nodes say and as TensorRT computes it. Its FP16 tensors are watched
+for what would overflow on a card (:mod:`pipeline.overflow`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from pydantic import Field
 from pipeline.core.errors import InputError
 from pipeline.core.files import atomic_file, write_text
 from pipeline.core.progress import SILENT, Progress
-from pipeline.errors.capture import OrtReading, float_and_int8
 from pipeline.errors.doubtful import FAR, almost_zero, known_range
 from pipeline.errors.figures import LayerFigures, OutputFigures
 from pipeline.errors.graphs import Graph, float_graph
@@ -24,6 +24,7 @@ from pipeline.errors.metrics import PEAK
 from pipeline.errors.outputs import OutputErrors, TopOne
 from pipeline.errors.scores import score_kinds
 from pipeline.errors.streaming import LayerErrors, paired
+from pipeline.overflow import HalfWatch
 from pipeline.records import StageResult
 from pipeline.reports.heatmap import error_heatmap
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pipeline.data.batching import Batch
+    from pipeline.errors.capture import OrtReading
     from pipeline.errors.layers import Layer
     from pipeline.placement.plan import PlacementPlan
 
@@ -91,13 +93,15 @@ def run(
 
     Raises:
         InputError: no samples, a tensor of the plan that a graph lacks, or labels that do not fit samples and classes.
-        CheckFailed: a NaN or infinity in either graph, or outputs of different shape; the tensor is named.
+        CheckFailed: a NaN or infinity in either graph, an FP16 tensor that overflows on a card, or outputs of different
+            shape; the tensor is named.
     """
     graph = float_graph(fp32)
     layers = layers_of_plan(plan, graph)
     tensors = [layer.tensor for layer in layers]
     names = list(graph.outputs)
-    readings = float_and_int8(graph, Graph(int8), [*tensors, *names])
+    watch = HalfWatch(graph, Graph(int8))
+    readings = watch.readings([*tensors, *names])
     errors = LayerErrors(tensors)
     kinds = score_kinds(graph, labelled=labels is not None)
     outputs = {name: OutputErrors(name, known_range(graph, name), scores=kinds[name]) for name in names}
@@ -107,6 +111,7 @@ def run(
         for batch in batches:
             kept = kept or _sample_record(readings, batch, names)
             for part, reference, other in paired(readings, batch):
+                watch.check(part, other)
                 errors.add(part.samples, reference, other)
                 for output in outputs.values():
                     output.add(part.samples, reference[output.name], other[output.name])

@@ -26,6 +26,7 @@ from pipeline.compare.runs import file_set, files_of
 from pipeline.compare.task import FileSet, Setting
 from pipeline.core.errors import InputError
 from pipeline.errors.graphs import Graph
+from pipeline.stage_runs import FloatModel
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -96,6 +97,8 @@ class Preparation:
         self.calibrated: Finished[CalibrationResult] = self.build.calibrate(
             self.prepared, self.plan, self.source, self.split
         )
+        model = FloatModel.of(self.prepared, self.calibrated)
+        self.reached = self.build.magnitudes(model, self.plan, self.source, self.split.calibration)
 
     def _check_exported(self, exported: ExportResult) -> None:
         from pipeline.data import check_class_scores
@@ -291,7 +294,7 @@ class Preparation:
     ) -> Candidate:
         from calibrators import load_statistics
 
-        finished = self.build.quantize(self.prepared, self.plan, calibrated, variant.make())
+        finished = self.build.quantize(self.prepared, self.plan, calibrated, variant.make(), self.reached)
         statistics, _ = load_statistics(calibrated.result.statistics_path)
         entries: dict[str, Any] = json.loads((finished.result.folder / layout.SCALES).read_text())["tensors"]
         counted = [(statistics[name], float(entry["amax"])) for name, entry in entries.items() if name in statistics]

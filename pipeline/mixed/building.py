@@ -161,6 +161,8 @@ class MixedBuild:
             files = {Path(name).name: digest for name, digest in found.files.items() if name.startswith(inside)}
             model = FloatModel(path, files, result.equalised_statistics, model.inputs)
         plan = point_plan(result, model.path, config, number)
+        reached = self.build.magnitudes(model, plan, self.source, self.calibration)
+        largest = reached.result.largest if reached is not None else None
 
         def action(folder: Path) -> QuantizeResult:
             statistics, _ = load_statistics(model.statistics)
@@ -173,12 +175,14 @@ class MixedBuild:
                 folder=folder,
                 config=config,
                 number=number,
+                largest=largest,
                 progress=self.build.progress,
             )
 
         inputs = {
             "search": found.files,
             "number": number,
+            "largest": largest,
             "model": model.files,
             "placement": config.model_dump(mode="json"),
             "calibrator": {"name": self.calibrator.name, "params": dict(self.calibrator.params)},

@@ -67,6 +67,7 @@ def choose(
     folder: Path,
     config: PlacementConfig,
     number: int | None = None,
+    largest: Mapping[str, float] | None = None,
     progress: Progress = SILENT,
 ) -> QuantizeResult:
     """Quantise the network as a point of the search says: the quantise stage's files, in ``folder``.
@@ -77,6 +78,7 @@ def choose(
         model, statistics: what the search was given; for an equalised point ``result.equalised_model`` and the
             statistics in ``result.equalised_statistics``.
         number: of the point; None: the one that was taken.
+        largest: as for :func:`pipeline.quantize.run`.
 
     Raises:
         InputError: no such point, or the search's files are damaged.
@@ -96,6 +98,7 @@ def choose(
             network.chosen(repairs),
             folder=folder,
             config=result.placement(config, number),
+            largest=largest,
             progress=progress,
         )
     finally:

@@ -9,6 +9,8 @@ TensorRT 10 with strong typing, 11 and RTX take types from the graph; there is n
 - operators that overflow or lose what they compute in FP16: powers, exponentials, sums, norms and their like;
 - operators with a constant that FP16 cannot hold (a mask of -1e9, an epsilon of 1e-12). Trained weights nearly always
   have some values that FP16 rounds to zero; they are held if all of them together change by no more than rounding does;
+- operators that read or write a tensor which reaches beyond FP16, as measured on data or by what constants make of it
+  (:mod:`pipeline.placement.half_reach`): such a tensor is nowhere cast to FP16;
 - what the bodies of control-flow nodes read and compute;
 - the graph's inputs and outputs, unless asked otherwise.
 
@@ -18,21 +20,25 @@ Element-wise operators on their own are not worth two casts and stay float32 too
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pipeline.core.errors import InputError
 from pipeline.placement.graph import GraphView
+from pipeline.placement.half_reach import fits, nearly_fits, reaches
 from pipeline.placement.ops import LAYOUT, POINTWISE, QUANTIZERS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     import onnx_ir as ir
 
-__all__ = ["OVERFLOWING", "HalfResult", "to_half", "write_half"]
+    from pipeline.placement.plan import PlacementPlan
+
+__all__ = ["OVERFLOWING", "HalfResult", "half_tensors", "to_half", "write_half"]
 
 OVERFLOWING = (
     "Pow", "Exp", "Log", "Reciprocal", "Sqrt", "CumSum", "ReduceSum", "ReduceMean", "ReduceProd", "ReduceL1",
@@ -44,8 +50,6 @@ OVERFLOWING = (
 
 _SUMS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 """Weights are one addend among many: those that FP16 rounds to zero are nothing beside the others."""
-_HALF_STEP = 2.0**-11
-"""Largest relative rounding error of FP16."""
 _FIXED_TYPE = ("Cast", "CastLike", "Constant", "ConstantOfShape", "Range", "EyeLike", "RandomNormal", "RandomUniform")
 _CHEAP = (*POINTWISE, *LAYOUT, "Slice", "Gather", "Expand", "Where", "Concat", "Split", "Pad")
 
@@ -65,15 +69,24 @@ class HalfResult:
     """The graph's outputs that are float16 now."""
 
 
-def to_half(model: ir.Model, *, nodes: bool = True, inputs: bool = False, outputs: bool = False) -> HalfResult:
+def to_half(
+    model: ir.Model,
+    *,
+    nodes: bool = True,
+    inputs: bool = False,
+    outputs: bool = False,
+    largest: Mapping[str, float] | None = None,
+) -> HalfResult:
     """Change ``model`` (sorted, nodes named: :func:`pipeline.placement.graph.load_graph`) in place.
 
     Args:
         nodes: let nodes compute in FP16; False: only inputs and outputs change, by a Cast each.
         inputs: take the graph's float32 inputs as float16. One that is an output as well stays what it is.
         outputs: give the graph's float32 outputs as float16; constants and inputs that are outputs stay what they are.
+        largest: tensor to the largest finite magnitude it has on data, for those of :func:`half_tensors`. Without it
+            only the graph's constants tell where FP16 overflows.
     """
-    worker = _Half(GraphView(model))
+    worker = _Half(GraphView(model), largest)
     chosen = worker.choose() if nodes else set()
     taken = worker.inputs() if inputs else ()
     worker.convert(chosen, taken)
@@ -85,6 +98,30 @@ def to_half(model: ir.Model, *, nodes: bool = True, inputs: bool = False, output
         tuple(value.name or "" for value in taken),
         given,
     )
+
+
+def half_tensors(model: Path, plan: PlacementPlan) -> tuple[str, ...]:
+    """Float32 activations of the float ``model`` that nodes in FP16 may read or write, in graph order.
+
+    Args:
+        plan: what reads INT8 by it stays as it is.
+    """
+    from pipeline.placement.graph import load_graph
+
+    worker = _Half(GraphView(load_graph(model)))
+    integer = {node for point in plan.activations for node, _ in point.consumers}
+    found: dict[str, None] = {}
+    for node in worker.graph.nodes:
+        typed = worker.typed_inputs(node)
+        if not typed or node.name in integer or node in worker.dequantised or worker.graph.op(node) in OVERFLOWING:
+            continue
+        operands = [node.inputs[index] for index in typed]
+        for value in (*operands, *node.outputs):
+            if value is None or value.dtype is None or worker.graph.is_constant(value):
+                continue
+            if value.name and value.dtype.name == "FLOAT":
+                found[value.name] = None
+    return tuple(found)
 
 
 def write_half(model: Path, folder: Path, *, inputs: bool = False, outputs: bool = False) -> Path:
@@ -105,8 +142,9 @@ def write_half(model: Path, folder: Path, *, inputs: bool = False, outputs: bool
 
 
 class _Half:
-    def __init__(self, graph: GraphView) -> None:
+    def __init__(self, graph: GraphView, largest: Mapping[str, float] | None = None) -> None:
         self.graph = graph
+        self.largest = largest
         self.target = graph.model.graph
         self.kept: dict[str, str] = {}
         self.casts = 0
@@ -124,6 +162,7 @@ class _Half:
     def choose(self) -> set[ir.Node]:
         """Nodes that shall compute in FP16."""
         core = self.integer_core()
+        self.reach = reaches(self.graph, self.largest)
         chosen = set()
         for node in self.graph.nodes:
             if node in core or not self.typed_inputs(node):
@@ -141,14 +180,19 @@ class _Half:
                 )
         return chosen
 
-    def integer_core(self) -> set[ir.Node]:
-        """Q, DQ, the readers of a DQ, and the operators that fuse between those and the next Q."""
+    @cached_property
+    def dequantised(self) -> frozenset[ir.Node]:
+        """Q, DQ and the readers of a DQ."""
         graph = self.graph
-        core = {
+        return frozenset(
             node
             for node in graph.nodes
             if graph.op(node) in QUANTIZERS or any(graph.producer(value, "DequantizeLinear") for value in node.inputs)
-        }
+        )
+
+    def integer_core(self) -> frozenset[ir.Node]:
+        """Q, DQ, the readers of a DQ, and the operators that fuse between those and the next Q."""
+        graph, core = self.graph, self.dequantised
         between = {
             node for node in graph.nodes if node not in core and graph.op(node) in (*POINTWISE, *LAYOUT, "MaxPool")
         }
@@ -169,10 +213,15 @@ class _Half:
             return "overflows or underflows in FP16"
         for index in self.typed_inputs(node):
             array = self.graph.array(node.inputs[index])
-            if array is not None and not _fits(array) and not (op in _SUMS and _nearly_fits(array)):
+            if array is not None and not fits(array) and not (op in _SUMS and nearly_fits(array)):
                 return f"its constant {node.inputs[index].name} is outside FP16's range"  # type: ignore[union-attr]
         if op == "Div" and self.graph.producer(node.inputs[1], *OVERFLOWING) is not None:
             return "divides by a norm"
+        operands = [node.inputs[index] for index in self.typed_inputs(node)]
+        for value in (*operands, *node.outputs):
+            reach = self.reach.get(value) if value is not None else None
+            if value is not None and reach is not None and reach.beyond and self.graph.is_float(value):
+                return reach.reason(value.name or "")
         return None
 
     def typed_inputs(self, node: ir.Node) -> list[int]:
@@ -329,17 +378,3 @@ class _Half:
             result, number = f"{name}_{number}", number + 1
         self.names.add(result)
         return result
-
-
-def _fits(array: np.ndarray[Any, Any]) -> bool:
-    """True when FP16 holds every value: none becomes infinite, and none that is not zero becomes zero."""
-    with np.errstate(over="ignore", under="ignore"):
-        narrow = array.astype(np.float16)
-    return bool(np.isfinite(narrow).all() and ((narrow == 0) == (array == 0)).all())
-
-
-def _nearly_fits(array: np.ndarray[Any, Any]) -> bool:
-    """True when FP16 changes ``array`` as a whole by no more than it rounds a single value, relative L2."""
-    with np.errstate(over="ignore", under="ignore"):
-        change = array.astype(np.float16).astype(np.float64) - array
-    return bool(np.linalg.norm(change) <= _HALF_STEP * np.linalg.norm(array.astype(np.float64)))
