@@ -55,15 +55,15 @@ class HalfWatch:
         self._tensors = half_tensors(int8)
         self._magnitudes: dict[str, str] = {}
 
-    def readings(self, tensors: Sequence[str]) -> tuple[OrtReading, OrtReading]:
-        """``tensors`` of the FP32 and of the INT8 graph, with the latter what :meth:`check` needs."""
+    def readings(self, tensors: Sequence[str], fp32_only: Sequence[str] = ()) -> tuple[OrtReading, OrtReading]:
+        """``tensors`` of the FP32 graph, with ``fp32_only``, and of the INT8 graph, with what :meth:`check` needs."""
         proto = self._int8.proto
         if self._tensors:
             proto = type(proto)()
             proto.CopyFrom(self._int8.proto)
             self._magnitudes = add_magnitudes(proto, self._tensors, finite=False)
         int8 = _reading(proto, [*tensors, *self._magnitudes.values()], self._int8, _INT8)
-        return _reading(self._fp32.proto, tensors, self._fp32, _FP32), int8
+        return _reading(self._fp32.proto, [*tensors, *fp32_only], self._fp32, _FP32), int8
 
     def check(self, batch: Batch, values: Mapping[str, Array]) -> None:
         """Look at ``values``, which the reading gave for ``batch``.

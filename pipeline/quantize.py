@@ -92,6 +92,9 @@ def run(
     from pipeline.placement.existing import repair
     from pipeline.placement.graph import GraphView, load_graph
     from pipeline.placement.half import HalfResult, to_half
+    from pipeline.placement.planner import plan_graph
+    from pipeline.placement.registry import rules_in_force
+    from pipeline.shared_scales import warnings_of
 
     loaded = load_graph(model)
     warnings: list[str] = []
@@ -102,6 +105,18 @@ def run(
     else:
         graph = GraphView(loaded)
         ranges, warnings = activation_ranges(plan.activations, statistics, calibrator)
+        warnings += warnings_of(
+            plan,
+            graph,
+            statistics,
+            ranges,
+            calibrator,
+            lambda nodes: plan_graph(
+                graph,
+                config.model_copy(update={"exclude": (*config.exclude, *nodes)}),
+                rules_in_force(config.rules_off),
+            ),
+        )
         tensors = {point.tensor: _entry(point, ranges, statistics, calibrator) for point in plan.activations}
         weight_records = _insert(graph, plan, ranges, weights)
     half = HalfResult()

@@ -27,6 +27,7 @@ from pipeline.errors.streaming import LayerErrors, paired
 from pipeline.overflow import HalfWatch
 from pipeline.records import StageResult
 from pipeline.reports.heatmap import error_heatmap
+from pipeline.shared_scales import Drowned, Selections, describe
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -65,6 +66,9 @@ class VerifyResult(StageResult):
     almost_zero_layers: dict[str, int] = Field(default_factory=dict)
     """Layer to the number of samples in which FP32 is almost zero there, where there are any."""
 
+    drowned: tuple[Drowned, ...] = ()
+    """Selections of INT8 tensors that mostly vanish in the scale of what they are selected from."""
+
     @property
     def top1_drop(self) -> float | None:
         """Top-1 lost, as a share: 0.01 is one point."""
@@ -100,8 +104,9 @@ def run(
     layers = layers_of_plan(plan, graph)
     tensors = [layer.tensor for layer in layers]
     names = list(graph.outputs)
-    watch = HalfWatch(graph, Graph(int8))
-    readings = watch.readings([*tensors, *names])
+    quantized = Graph(int8)
+    watch, selections = HalfWatch(graph, quantized), Selections(plan, graph, quantized)
+    readings = watch.readings([*tensors, *names], fp32_only=selections.tensors)
     errors = LayerErrors(tensors)
     kinds = score_kinds(graph, labelled=labels is not None)
     outputs = {name: OutputErrors(name, known_range(graph, name), scores=kinds[name]) for name in names}
@@ -112,6 +117,7 @@ def run(
             kept = kept or _sample_record(readings, batch, names)
             for part, reference, other in paired(readings, batch):
                 watch.check(part, other)
+                selections.add(reference)
                 errors.add(part.samples, reference, other)
                 for output in outputs.values():
                     output.add(part.samples, reference[output.name], other[output.name])
@@ -142,12 +148,15 @@ def run(
         top1_fp32=top_one.reference if top_one else None,
         top1_int8=top_one.other if top_one else None,
         worst=tuple(sorted(figures, key=_worst_first)[:_WORST_LAYERS]),
+        drowned=selections.drowned(),
         almost_zero_layers={layer.layer: layer.almost_zero for layer in figures if layer.almost_zero},
     ).at(folder)
 
 
 def doubts(result: VerifyResult) -> Iterator[str]:
-    """A sentence for each output that is far from FP32, and for each whose FP32 values are almost zero."""
+    """Sentences about tensors that vanish in a scale which they share, and about each output that is far from FP32 or
+    almost zero there."""
+    yield from describe(result.drowned)
     for output in result.outputs:
         if output.max_abs is None:
             continue
