@@ -33,12 +33,14 @@ _INFINITE: Final = 65520.0
 
 
 def half_tensors(graph: Graph) -> tuple[str, ...]:
-    """Float16 tensors that ``graph`` computes, in its order."""
+    """Float16 tensors that ``graph`` computes, in its order, by the types that its file states (the quantise stage
+    states them all)."""
+    stated = (*graph.proto.graph.value_info, *graph.proto.graph.output)
+    halves = {info.name for info in stated if info.type.tensor_type.elem_type == _FLOAT16}
+    if not halves:
+        return ()
     return tuple(
-        name
-        for node in graph.nodes
-        for name in node.output
-        if name and graph.types.get(name) == _FLOAT16 and name not in graph.constants
+        name for node in graph.nodes for name in node.output if name in halves and name not in graph.constants
     )
 
 

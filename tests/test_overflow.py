@@ -13,8 +13,13 @@ from click.testing import CliRunner
 
 from pipeline import verify
 from pipeline.cli.build import command
+from pipeline.compare.config import CompareConfig
+from pipeline.compare.preparation import Preparation
+from pipeline.compare.variants import expand
+from pipeline.config import PlacementConfig, Profile
 from pipeline.core.errors import CheckFailed
 from pipeline.core.ort import make_session
+from pipeline.core.progress import SILENT
 from pipeline.data import split
 from pipeline.data.batching import Batch
 from pipeline.errors.graphs import Graph
@@ -183,3 +188,42 @@ def test_a_build_fails_where_samples_reach_further_than_calibration_has_seen(tmp
     text = " ".join(found.output.split())
     assert f"tensor 'large' overflows in FP16, which ends at 65504, for sample {aside}" in text
     assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def int8_and_half(folder: Path) -> Path:
+    """Two INT8 convolutions, and behind an Exp two float ones of few channels, the second of which is "large"."""
+    net = Tiny()
+    y = net.conv(net.conv(net.input("x", "n", *SHAPE), "a", 16, 32), "b", 32, 32)
+    y = net.op("Exp", [net.op("Tanh", [y], "tanh")], "exp")
+    net.constant("w", np.abs(net.random.standard_normal((8, 8, 3, 3))) * 1e4)
+    large = net.op("Conv", [net.conv(y, "tiny", 32, 8), "w"], "large", pads=[1] * 4)
+    net.op("Softmax", [net.op("Sqrt", [net.op("Abs", [large], "abs")], "root")], "y", axis=1)
+    return net.save(folder, "y")
+
+
+def test_a_point_of_a_search_is_made_with_the_ranges_too(tmp_path: Path) -> None:
+    path, data = int8_and_half(tmp_path), tmp_path / "data.npy"
+    np.save(data, images(24, 1.0))
+    found = build(path, data, tmp_path / "out", "--min-sqnr", "1dB", "--samples", "12")
+    assert found.exit_code == 0, found.output
+    plan, _, types = load_explained(tmp_path / "out" / "placement.json", tmp_path / "out" / "scales.json")
+    assert "b" in plan.quantized_nodes
+    assert "tiny" in types.fp16
+    assert types.not_fp16["large"].startswith("'large' reaches ")
+
+
+def test_a_comparison_makes_its_graphs_with_the_ranges_too(tmp_path: Path) -> None:
+    path, data = int8_and_half(tmp_path), tmp_path / "data.npy"
+    np.save(data, images(24, 1.0))
+    config = CompareConfig(
+        model=str(path), data=str(data), out=tmp_path / "out", samples=12,
+        profiles=(Profile.parse("x=1x16x8x8,4x16x8x8,8x16x8x8"),), placement=PlacementConfig(precision="fp16"),
+    )  # fmt: skip
+    preparation = Preparation(config, progress=SILENT)
+    with preparation.runner.locked():
+        preparation.begin()
+        (candidate,) = preparation.candidates(expand(["minmax"]))
+    model = onnx.load(candidate.files.path)
+    halves = half_tensors(Graph(model))
+    assert "tiny" in halves
+    assert "large" not in halves

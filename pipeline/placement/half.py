@@ -127,6 +127,8 @@ def half_tensors(model: Path, plan: PlacementPlan) -> tuple[str, ...]:
 def write_half(model: Path, folder: Path, *, inputs: bool = False, outputs: bool = False) -> Path:
     """``model`` with FP16 written into it, as ``model.onnx`` in ``folder``; arguments as of :func:`to_half`.
 
+    Without data, its constants alone tell where FP16 overflows.
+
     Raises:
         InputError: nothing in it has an FP16 form worth its casts.
     """

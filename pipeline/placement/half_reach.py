@@ -26,7 +26,8 @@ __all__ = ["FP16_LARGEST", "MARGIN", "Reach", "fits", "nearly_fits", "reaches"]
 FP16_LARGEST: Final = 65504.0
 MARGIN: Final = 4.0
 """Times that a tensor must reach beyond what is known of it before FP16 overflows. Other data reach further than the
-few samples that were measured, INT8 in front changes what comes, and partial sums of a product may lie beyond it."""
+few samples that were measured (468 images or sentences at most 1.6 times as far as 32 did, in every tensor of
+EfficientNet-Lite0 and MiniLM), INT8 in front changes what comes, and partial sums of a product may lie beyond it."""
 
 _HALF_STEP: Final = 2.0**-11
 """Largest relative rounding error of FP16."""
