@@ -10,7 +10,7 @@ from pipeline.cli.common import JsonCommand, console, output_options, print_json
 from pipeline.cli.tables import add_row, new_table, print_table
 
 if TYPE_CHECKING:
-    from pipeline.placement.rule import Rule
+    from pipeline.placement.rule import Fixed, Rule
 
 
 @click.command(cls=JsonCommand)
@@ -20,13 +20,16 @@ if TYPE_CHECKING:
 def command(names: tuple[str, ...], as_json: bool, quiet: bool, verbose: bool) -> None:
     """List the rules that place Q/DQ, in the order in which they run; with NAMES, those, in full.
 
+    The last ones, of stage "fixed", are no rules: what else a decision in `quantize explain` can name.
+
     A rule is switched off with `quantize build --rule-off NAME`; a package adds its own under the entry-point group
     quantize.placement_rules.
     """
     from pipeline.core.errors import InputError, did_you_mean
     from pipeline.placement.registry import all_rules
+    from pipeline.placement.rule import FIXED
 
-    rules = {rule.name: rule for rule in all_rules()}
+    rules: dict[str, Rule | Fixed] = {rule.name: rule for rule in all_rules()} | {each.name: each for each in FIXED}
     if unknown := [name for name in names if name not in rules]:
         raise InputError(f"no rule {unknown[0]!r}; {did_you_mean(unknown[0], rules)}")
     chosen = [rules[name] for name in names] or list(rules.values())
@@ -41,13 +44,11 @@ def command(names: tuple[str, ...], as_json: bool, quiet: bool, verbose: bool) -
     print_table(console(), table)
 
 
-def _record(rule: Rule) -> dict[str, str]:
-    operators = "all" if rule.ops == ("*",) else ", ".join(rule.ops)
-    return {
-        "name": rule.name,
-        "stage": rule.stage.name.lower(),
-        "operators": operators,
-        "effect": rule.effect,
-        "reason": rule.reason,
-        "source": rule.source,
-    }
+def _record(rule: Rule | Fixed) -> dict[str, str]:
+    from pipeline.placement.rule import ANY, Rule
+
+    record = {"name": rule.name, "stage": "fixed", "operators": "all, and cannot be switched off"}
+    if isinstance(rule, Rule):
+        operators = "all" if rule.ops == ANY else ", ".join(rule.ops)
+        record |= {"stage": rule.stage.name.lower(), "operators": operators}
+    return record | {"effect": rule.effect, "reason": rule.reason, "source": rule.source}

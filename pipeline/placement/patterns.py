@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 __all__ = [
     "Cone",
     "cone",
+    "copies_values",
     "fused_source",
     "gate_of",
-    "is_nearest",
-    "is_zero_pad",
+        "is_zero_pad",
     "kernel_of",
     "pair_behind",
     "reaches_pair",
@@ -177,10 +177,13 @@ def _made_from(graph: GraphView, value: ir.Value | None, other: ir.Value | None)
     return False
 
 
-def is_nearest(node: ir.Node) -> bool:
-    """A Resize or Upsample that copies values."""
-    mode = node.attributes.get("mode")
-    return mode is None or mode.as_string() == "nearest"
+def copies_values(node: ir.Node) -> bool:
+    """A Resize or Upsample that copies values: nearest neighbour, and nothing but 0 outside of the image."""
+    attributes = node.attributes
+    if attributes.get_string("mode", "nearest") != "nearest":
+        return False
+    crops = attributes.get_string("coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize"
+    return not crops or attributes.get_float("extrapolation_value", 0.0) == 0.0
 
 
 def is_zero_pad(graph: GraphView, node: ir.Node) -> bool:

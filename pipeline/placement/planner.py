@@ -10,6 +10,7 @@ from pipeline.placement.graph import GraphView, load_graph
 from pipeline.placement.ops import WEIGHTED
 from pipeline.placement.registry import rules_in_force
 from pipeline.placement.rule import ANY, Rule, Stage
+from pipeline.placement.rules.weighted import why_float
 from pipeline.placement.select import select
 
 if TYPE_CHECKING:
@@ -81,12 +82,14 @@ def _include(draft: Draft, node: ir.Node) -> None:
         if any(asked):
             draft.decide(node, True, "included by the user")
             return
+        why = "it has no computed float32 input"
     elif draft.is_weighted(node):
         return
+    else:
+        why = why_float(draft.graph, node)
     raise InputError(
-        f"{draft.graph.op(node)} node {node.name!r} is included but cannot be INT8: it has no computed float32 input"
-        " or no constant float32 weights, or its rule is switched off",
-        remedy="leave it out of --include",
+        f"{draft.graph.op(node)} node {node.name!r} is included but cannot be INT8: {why}",
+        remedy="leave it out of --include" + (", or the rule out of --rule-off" if "switched off" in why else ""),
     )
 
 

@@ -13,7 +13,7 @@ from importlib.metadata import entry_points
 from typing import Final
 
 from pipeline.core.errors import InputError, did_you_mean
-from pipeline.placement.rule import Rule
+from pipeline.placement.rule import FIXED, Rule
 from pipeline.placement.rules import BUILT_IN
 
 __all__ = ["GROUP", "all_rules", "rules_in_force"]
@@ -25,7 +25,8 @@ def all_rules() -> tuple[Rule, ...]:
     """Built-in rules and those of other distributions, in the order in which they run.
 
     Raises:
-        InputError: two rules of one name, or an entry point that cannot be loaded or gives no rules.
+        InputError: two rules of one name, a rule with a name of ``FIXED``, or an entry point that cannot be loaded or
+            gives no rules.
     """
     rules = list(BUILT_IN)
     for point in sorted(entry_points(group=GROUP), key=lambda point: (point.name, point.value)):
@@ -39,7 +40,7 @@ def all_rules() -> tuple[Rule, ...]:
                 f"placement rules {point.name!r} ({point.value}) hold a {type(wrong[0]).__name__}, expected Rule"
             )
         rules += extra
-    names = [rule.name for rule in rules]
+    names = [*(rule.name for rule in rules), *(fixed.name for fixed in FIXED)]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise InputError(
             f"two placement rules are called {twice[0]!r}",
@@ -57,6 +58,11 @@ def rules_in_force(off: Sequence[str]) -> tuple[Rule, ...]:
     rules = all_rules()
     known = [rule.name for rule in rules]
     for name in off:
+        if name in {fixed.name for fixed in FIXED}:
+            raise InputError(
+                f"rules_off names {name!r}, which is no rule and cannot be switched off",
+                remedy="`quantize rules` lists the rules",
+            )
         if name not in known:
             raise InputError(
                 f"rules_off names the placement rule {name!r}; {did_you_mean(name, known)}",

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from pipeline.placement.draft import Draft
 
-__all__ = ["ANY", "Rule", "Stage"]
+__all__ = ["ANY", "FIXED", "Fixed", "Rule", "Stage"]
 
 ANY: Final = ("*",)
 """For :attr:`Rule.ops`: every operator."""
@@ -52,3 +52,35 @@ class Rule:
     source: str
     """Where that is known from."""
     visit: Callable[[Draft, ir.Node], None]
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """What a decision may name in place of a rule: nothing that looks at nodes, and nothing to switch off."""
+
+    name: str
+    effect: str
+    reason: str
+    source: str
+
+
+FIXED: Final = (
+    Fixed(
+        name="user",
+        effect="carries out --include and --exclude; a search for mixed precision excludes nodes in the same way",
+        reason="what the user asks for by name goes before every rule",
+        source="the command line, build.yaml or PlacementConfig",
+    ),
+    Fixed(
+        name="existing",
+        effect="keeps the Q/DQ pairs that a model comes with, and adds none",
+        reason="the scales are those it was trained or calibrated with; a second quantisation would add its error",
+        source="the model file",
+    ),
+    Fixed(
+        name="default",
+        effect="leaves every other node float",
+        reason="no rule knows an INT8 form of its operator",
+        source="ONNX operator definitions",
+    ),
+)

@@ -13,6 +13,7 @@ from onnx import TensorProto, helper
 from pipeline import package
 from pipeline.cli import main
 from pipeline.placement.registry import all_rules
+from pipeline.placement.rule import FIXED
 from tests.test_package import manifest
 
 PLACEMENT = {
@@ -54,11 +55,19 @@ def test_rules_lists_every_rule_and_shows_one_in_full() -> None:
     code, output = run("rules", "--json")
     assert code == 0
     listed = json.loads(output)
-    assert [entry["name"] for entry in listed] == [rule.name for rule in all_rules()]
+    assert [entry["name"] for entry in listed] == [
+        *(rule.name for rule in all_rules()),
+        *(fixed.name for fixed in FIXED),
+    ]
     assert all(entry["reason"] and entry["source"] for entry in listed)
     code, output = run("rules", "conv")
     assert code == 0
     assert "source" in output
+    code, output = run("rules", "existing", "--json")
+    assert code == 0
+    (fixed,) = json.loads(output)
+    assert (fixed["stage"], fixed["operators"]) == ("fixed", "all, and cannot be switched off")
+    assert "second quantisation" in fixed["reason"]
     code, output = run("rules", "convv")
     assert code == 2
     assert "did you mean 'conv'" in output

@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 
@@ -81,6 +82,7 @@ def test_the_more_specific_entry_wins(tmp_path: Path) -> None:
             {"rules_off": ("residual",)},
             ["rules_off names the placement rule 'residual'", "did you mean 'residual-add'?"],
         ),
+        ({"rules_off": ("existing",)}, ["rules_off names 'existing', which is no rule and cannot be switched off"]),
         (
             {"include": ("head/*",), "exclude": ("*/conv2",)},
             ["'head/conv2' is both included by 'head/*' and excluded by '*/conv2'"],
@@ -101,11 +103,30 @@ def test_include_of_an_operator_without_int8_form(tmp_path: Path) -> None:
         net.plan(tmp_path, "y", include=("y",))
 
 
-def test_include_that_cannot_be_int8(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ({}, "its weights w are computed, not constant"),
+        ({"include": ("half",)}, "its data input h is float16: only float32 tensors are quantised"),
+        ({"include": ("sum",)}, "it has no computed float32 input"),
+        ({"include": ("z",), "rules_off": ("conv",)}, "its rule conv is switched off"),
+    ],
+)
+def test_include_that_cannot_be_int8(tmp_path: Path, config: dict[str, tuple[str, ...]], why: str) -> None:
     net = Tiny()
-    net.op("Conv", [net.input("x", "n", 16, 8, 8), net.input("w", 16, 16, 1, 1)], "y")
-    with pytest.raises(InputError, match="Conv node 'y' is included but cannot be INT8"):
-        net.plan(tmp_path, "y", include=("y",))
+    x = net.input("x", "n", 16, 8, 8)
+    net.op("Conv", [x, net.input("w", 16, 16, 1, 1)], "y")
+    net.conv(x, "z", 16, 16)
+    net.op("Cast", [x], "h", to=onnx.TensorProto.FLOAT16)
+    net.constant("half.weight", np.ones((16, 16, 1, 1)), np.float16)
+    net.op("Cast", [net.op("Conv", ["h", "half.weight"], "half")], "wide", to=onnx.TensorProto.FLOAT)
+    net.op("Cast", [net.op("Add", ["half", "h"], "sum")], "wide_sum", to=onnx.TensorProto.FLOAT)
+    config = {"include": ("y",)} | config
+    with pytest.raises(InputError) as caught:
+        net.plan(tmp_path, "y", "z", "wide", "wide_sum", **config)
+    (name,) = config["include"]
+    assert f"node {name!r} is included but cannot be INT8: {why}" in str(caught.value)
+    assert ("--rule-off" in str(caught.value)) is ("rules_off" in config)
 
 
 def test_rules_off(tmp_path: Path) -> None:
@@ -147,6 +168,7 @@ def restless(draft, node) -> None:  # type: ignore[no-untyped-def]
 
 
 RESTLESS = Rule("restless", Stage.STRUCTURE, ("Relu",), "never rests", "a test", "this file", restless)
+RESERVED = Rule("user", Stage.KEEP, ("Conv",), "has a name that is no rule's", "a test", "this file", restless)
 DOUBLE = Rule("conv", Stage.KEEP, ("Conv",), "has a taken name", "a test", "this file", restless)
 
 
@@ -170,6 +192,7 @@ def test_rule_of_another_distribution(tmp_path: Path, monkeypatch: pytest.Monkey
         ("NOT_RULES", "hold a str, expected Rule"),
         ("RESTLESS", "do not come to an end"),
         ("DOUBLE", "two placement rules are called 'conv'"),
+        ("RESERVED", "two placement rules are called 'user'"),
     ],
 )
 def test_bad_rules_of_another_distribution(

@@ -4,101 +4,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pipeline.placement.ops import LAYOUT, POINTWISE, RECURRENT, REDUCTIONS, SELECTIONS, WEIGHTED
-from pipeline.placement.patterns import gate_of, kernel_of, reaches_pair, spatial_mean
-from pipeline.placement.rule import ANY, Rule, Stage
+from pipeline.placement.ops import CONVOLUTIONS, LAYOUT, POINTWISE, REDUCTIONS, SELECTIONS, WEIGHTED
+from pipeline.placement.patterns import (
+    cone,
+    copies_values,
+    fused_source,
+    gate_of,
+    is_zero_pad,
+    kernel_of,
+    reaches_pair,
+)
+from pipeline.placement.rule import Rule, Stage
+from pipeline.placement.rules.residual import fused_side
+from pipeline.placement.rules.weighted import why_float
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import onnx_ir as ir
 
     from pipeline.placement.draft import Draft
 
 __all__ = ["RULES"]
-
-_NEAR = 4
-
-
-def _shape_arithmetic(draft: Draft, node: ir.Node) -> None:
-    types = {value.dtype.name for value in node.outputs if value.dtype is not None}
-    if types and not types & {"FLOAT", "FLOAT16", "BFLOAT16", "DOUBLE"}:
-        draft.decide(node, False, "its outputs are no floats (shapes, indices, masks)")
-    elif draft.graph.op(node) in ("ConstantOfShape", "Range") or not draft.graph.computed_inputs(node):
-        draft.decide(node, False, "a constant")
-
-
-def _recurrent(draft: Draft, node: ir.Node) -> None:
-    draft.decide(
-        node, False, f"{node.op_type} keeps a float state from step to step, and TensorRT has no INT8 kernel for it"
-    )
-
-
-def _normalisation(draft: Draft, node: ir.Node) -> None:
-    graph = draft.graph
-    op = graph.op(node)
-    before = {graph.op(producer) for value in node.inputs if (producer := graph.producer(value)) is not None}
-    after = {graph.op(reader) for reader in graph.downstream(node.outputs[0])}
-    inside = (
-        op
-        in (
-            "LayerNormalization",
-            "InstanceNormalization",
-            "GroupNormalization",
-            "SimplifiedLayerNormalization",
-            "LpNormalization",
-        )
-        or (op == "ReduceMean" and not spatial_mean(graph, node))
-        or op in ("Pow", "Sqrt")
-        or (op == "Sub" and "ReduceMean" in before)
-        or (op == "Div" and "Sqrt" in before)
-        or (op == "Add" and "Sqrt" in after)
-    )
-    if inside:
-        draft.decide(
-            node,
-            False,
-            "part of a normalisation: mean and variance need float precision, and one float kernel computes all of it",
-        )
-
-
-def _softmax(draft: Draft, node: ir.Node) -> None:
-    graph = draft.graph
-    if graph.op(node) in ("Softmax", "LogSoftmax"):
-        draft.decide(node, False, "exponentials and their sum need float precision")
-        return
-    value = node.outputs[0]
-    for _ in range(_NEAR):
-        readers = list(graph.downstream(value))
-        if any(graph.op(reader) in ("Softmax", "LogSoftmax") for reader in readers):
-            draft.decide(
-                node, False, "scales or masks the scores of a Softmax: masked scores are far outside any INT8 range"
-            )
-            return
-        if len(readers) != 1 or graph.op(readers[0]) not in (*POINTWISE, "Where"):
-            return
-        value = readers[0].outputs[0]
-
-
-def _gelu(draft: Draft, node: ir.Node) -> None:
-    graph = draft.graph
-
-    def near(start: ir.Node, step: Callable[[ir.Node], list[ir.Node]]) -> bool:
-        level = [start]
-        for _ in range(_NEAR):
-            level = [other for current in level for other in step(current) if graph.op(other) in POINTWISE]
-            if any(graph.op(other) == "Erf" for other in level):
-                return True
-        return False
-
-    def before(current: ir.Node) -> list[ir.Node]:
-        return [producer for value in current.inputs if (producer := graph.producer(value)) is not None]
-
-    def after(current: ir.Node) -> list[ir.Node]:
-        return list(graph.downstream(current.outputs[0]))
-
-    if graph.op(node) in ("Erf", "Gelu") or near(node, before) or near(node, after):
-        draft.decide(node, False, "part of a GELU: TensorRT recognises it as a whole, without Q/DQ inside")
 
 
 def _gate(draft: Draft, node: ir.Node) -> None:
@@ -114,38 +39,90 @@ def _epilogue(draft: Draft, node: ir.Node) -> None:
     if found is None:
         return
     source, written = found
-    if reaches_pair(draft, written):
-        draft.decide(node, False, f"runs in the kernel of {source.name}, before its result is rounded to INT8")
-    else:
-        draft.decide(node, False, f"runs in the kernel of {source.name}, whose output stays float")
-
-
-def _residual_stream(draft: Draft, node: ir.Node) -> None:
-    if len(draft.graph.computed_inputs(node)) > 1:
+    where = f"runs in the kernel of {source.name}"
+    if not reaches_pair(draft, written):
+        draft.decide(node, False, f"{where}, whose output stays float")
+    elif floats := _float_operands(draft, source, written):
+        names = ", ".join(value.name or "" for value in floats)
         draft.decide(
             node,
             False,
-            "adds two float tensors: no INT8 convolution directly before it to fuse with, or no INT8 reader behind it",
+            f"{where}, which reads {names} in float as well and so writes float: the pair behind it rounds that to "
+            "INT8",
         )
+    else:
+        draft.decide(node, False, f"{where}, before its result is rounded to INT8")
+
+
+def _float_operands(draft: Draft, source: ir.Node, written: ir.Value) -> list[ir.Value]:
+    """What element-wise operators between ``source`` and ``written`` read in float besides the result of ``source``."""
+    graph = draft.graph
+    found = cone(graph, written)
+    return [
+        leaf
+        for leaf in found.leaves
+        if leaf not in source.outputs
+        and graph.is_float(leaf)
+        and any(node in found.nodes and not draft.demanded(node, index) for node, index in graph.readers(leaf))
+    ]
+
+
+def _residual_stream(draft: Draft, node: ir.Node) -> None:
+    if len(draft.graph.computed_inputs(node)) < 2:
+        return
+    if fused_side(draft, node) is None:
+        why = "no INT8 convolution of the same shape directly before it to fuse with"
+    elif not reaches_pair(draft, node.outputs[0]):
+        why = "no INT8 reader behind it"
+    else:
+        why = "the rule residual-add, which would quantise its skip input, is switched off"
+    draft.decide(node, False, f"adds two float tensors: {why}")
 
 
 def _copy(draft: Draft, node: ir.Node) -> None:
     graph = draft.graph
-    if graph.op(node) == "Gather" and graph.is_constant(node.inputs[0]):
+    op = graph.op(node)
+    if op == "Gather" and graph.is_constant(node.inputs[0]):
         draft.decide(node, False, "looks up rows of a table (embedding)")
-    elif any(reaches_pair(draft, value) for value in node.outputs):
-        draft.decide(node, False, "copies values; the pair behind it is enough, TensorRT moves the Q in front")
+    elif not any(reaches_pair(draft, value) for value in node.outputs):
+        draft.decide(node, False, _float_copy(draft, node))
+    elif op == "Pad" and not is_zero_pad(graph, node):
+        value = graph.scalar(node.inputs[2])
+        what = "a computed value" if value is None else f"{value:g}"
+        draft.decide(
+            node,
+            False,
+            f"pads float values with {what}, which INT8 steps of the data do not hold in general, so that no Q moves "
+            "in front: the pair behind it quantises",
+        )
+    elif op in ("Resize", "Upsample") and not copies_values(node):
+        draft.decide(node, False, "computes new float values between those it reads: the pair behind it quantises them")
+    elif op == "Cast":
+        draft.decide(node, False, "makes floats of another type: the pair behind it quantises them")
     else:
-        draft.decide(node, False, "copies float values for float readers")
+        draft.decide(node, False, "copies values; the pair behind it is enough, TensorRT moves the Q in front")
+
+
+def _float_copy(draft: Draft, node: ir.Node) -> str:
+    op = draft.graph.op(node)
+    if op in ("Resize", "Upsample") and not copies_values(node):
+        return "computes float values for float readers"
+    return "changes the type, for float readers" if op == "Cast" else "copies float values for float readers"
 
 
 def _pooling(draft: Draft, node: ir.Node) -> None:
-    if reaches_pair(draft, node.outputs[0]) and draft.graph.op(node) == "MaxPool":
+    graph = draft.graph
+    op = graph.op(node)
+    if not reaches_pair(draft, node.outputs[0]):
+        draft.decide(node, False, "reduces float values for float readers")
+    elif op == "MaxPool" and not (len(node.outputs) > 1 and node.outputs[1].uses()):
         draft.decide(
             node, False, "commutes with quantisation: the pair behind it is enough, TensorRT moves the Q in front"
         )
+    elif fused_source(draft, node.inputs[0], *CONVOLUTIONS) is None:  # type: ignore[arg-type]
+        draft.decide(node, False, "reduces float values that no INT8 convolution writes: the pair behind it is enough")
     else:
-        draft.decide(node, False, "reduces float values: no INT8 kernel writes its input, or none reads its output")
+        draft.decide(node, False, "reduces the float output of a convolution: only what it leaves is quantised")
 
 
 def _element_wise(draft: Draft, node: ir.Node) -> None:
@@ -153,70 +130,12 @@ def _element_wise(draft: Draft, node: ir.Node) -> None:
 
 
 def _weighted(draft: Draft, node: ir.Node) -> None:
-    draft.decide(node, False, "the rule for this operator is switched off, or its operands are no float32 tensors")
-
-
-def _control_flow(draft: Draft, node: ir.Node) -> None:
-    draft.decide(node, False, "control flow: its body is left as it is")
+    draft.decide(node, False, why_float(draft.graph, node))
 
 
 _UNDERSTOOD = "ONNX operator definitions"
 
 RULES = (
-    Rule(
-        name="shape-arithmetic",
-        stage=Stage.EXPLAIN,
-        ops=ANY,
-        effect="names nodes that compute shapes, indices or masks, and constants",
-        reason="only float activations are quantised",
-        source=_UNDERSTOOD,
-        visit=_shape_arithmetic,
-    ),
-    Rule(
-        name="recurrent",
-        stage=Stage.EXPLAIN,
-        ops=RECURRENT,
-        effect="leaves LSTM, GRU and RNN float, and says so",
-        reason="TensorRT has no INT8 kernel for them, and errors of the state add up over the steps",
-        source="TensorRT: layers and precisions",
-        visit=_recurrent,
-    ),
-    Rule(
-        name="control-flow",
-        stage=Stage.EXPLAIN,
-        ops=("If", "Loop", "Scan"),
-        effect="leaves the bodies of If, Loop and Scan float",
-        reason="TensorRT fuses nothing across them",
-        source=_UNDERSTOOD,
-        visit=_control_flow,
-    ),
-    Rule(
-        name="normalisation",
-        stage=Stage.EXPLAIN,
-        ops=ANY,
-        effect="leaves LayerNorm and its kind float, also where it is spelt out in ReduceMean, Sub, Pow, Sqrt, Div",
-        reason="INT8 mean and variance are too coarse; a pair inside would break TensorRT's fused kernel up",
-        source="ModelOpt partitioning (layer norm patterns)",
-        visit=_normalisation,
-    ),
-    Rule(
-        name="softmax",
-        stage=Stage.EXPLAIN,
-        ops=(*POINTWISE, "Softmax", "LogSoftmax", "Where"),
-        effect="leaves Softmax float, and the scale and mask in front of it",
-        reason="a mask of -10000 would take the whole INT8 range",
-        source="ModelOpt partitioning (attention patterns)",
-        visit=_softmax,
-    ),
-    Rule(
-        name="gelu",
-        stage=Stage.EXPLAIN,
-        ops=POINTWISE,
-        effect="leaves the inside of a GELU float",
-        reason="TensorRT recognises Div, Erf, Add, Mul, Mul as one operator",
-        source="ModelOpt partitioning (GELU pattern)",
-        visit=_gelu,
-    ),
     Rule(
         name="gate",
         stage=Stage.EXPLAIN,
@@ -277,7 +196,7 @@ RULES = (
         stage=Stage.EXPLAIN,
         ops=WEIGHTED,
         effect="names convolutions and products that no rule quantised",
-        reason="their rule is off, or an operand is no float32 tensor",
+        reason="an operand is no float32 tensor, the weights are no constant, or their rule is off: it says which",
         source=_UNDERSTOOD,
         visit=_weighted,
     ),

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 __all__ = ["RULES"]
 
 _SMALLEST = 16
-_LONGEST_ATTENTION = 512
 _STEM_WALK = 8
 
 
@@ -130,68 +129,6 @@ def _tiny_product(draft: Draft, node: ir.Node) -> None:
             return
 
 
-def _attention(draft: Draft, softmax: ir.Node) -> tuple[ir.Node, list[ir.Node], bool] | None:
-    """Score product, value products and presence of a mask around a Softmax; None when it is no attention."""
-    graph = draft.graph
-    masked, value = False, softmax.inputs[0]
-    for _ in range(8):
-        node = graph.producer(value)
-        if node is None:
-            return None
-        op = graph.op(node)
-        if op == "MatMul":
-            if graph.is_constant(node.inputs[1]):
-                return None
-            after = [reader for reader in graph.downstream(softmax.outputs[0]) if graph.op(reader) == "MatMul"]
-            return (node, after, masked) if after else None
-        computed = [tensor for _, tensor in graph.computed_inputs(node)]
-        if op in ("Add", "Where", "Sub") and len(computed) > 1:
-            masked = True
-            computed = [tensor for tensor in computed if _product_behind(draft, tensor)]
-        if op not in ("Add", "Sub", "Mul", "Div", "Where", "Reshape", "Cast", "Identity") or not computed:
-            return None
-        value = computed[0]
-    return None
-
-
-def _product_behind(draft: Draft, value: ir.Value) -> bool:
-    graph = draft.graph
-    for _ in range(6):
-        node = graph.producer(value)
-        if node is None:
-            return False
-        if graph.op(node) == "MatMul":
-            return True
-        computed = graph.computed_inputs(node)
-        if len(computed) != 1:
-            return False
-        value = computed[0][1]
-    return False
-
-
-def _masked_attention(draft: Draft, node: ir.Node) -> None:
-    found = _attention(draft, node)
-    if found is None or not found[2]:
-        return
-    for product in (found[0], *found[1]):
-        if product not in draft.forced:
-            draft.decide(product, False, "part of an attention with a mask: its fused kernel is a float one")
-
-
-def _long_attention(draft: Draft, node: ir.Node) -> None:
-    found = _attention(draft, node)
-    length = draft.graph.dim(node.inputs[0], -1)
-    if found is None or length is None or length <= _LONGEST_ATTENTION:
-        return
-    for product in (found[0], *found[1]):
-        if product not in draft.forced:
-            draft.decide(
-                product,
-                False,
-                f"part of an attention over {length} positions, more than the {_LONGEST_ATTENTION} of INT8 kernels",
-            )
-
-
 RULES = (
     Rule(
         name="computed-weights",
@@ -247,25 +184,5 @@ RULES = (
         reason="INT8 tensor cores work on tiles of at least 16",
         source="ModelOpt graph_utils",
         visit=_tiny_product,
-    ),
-    Rule(
-        name="masked-attention",
-        stage=Stage.KEEP,
-        ops=("Softmax",),
-        effect="leaves both products of an attention with a mask alone",
-        reason="Q/DQ inside break TensorRT's fused float kernel up; only TensorRT-RTX 1.7 was seen to fuse the INT8 "
-        "form "
-        "too, and gets it with this rule off",
-        source="ModelOpt partitioning (MatMul, Add, Softmax, MatMul); _gemm_mha_v2 with INT8 operands in RTX plans",
-        visit=_masked_attention,
-    ),
-    Rule(
-        name="long-attention",
-        stage=Stage.KEEP,
-        ops=("Softmax",),
-        effect="leaves both products of an attention over more than 512 positions alone",
-        reason="there is no fused INT8 attention kernel of that length",
-        source="ModelOpt graph_utils",
-        visit=_long_attention,
     ),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pipeline.placement.ops import CONVOLUTIONS, LAYOUT
-from pipeline.placement.patterns import fused_source, is_nearest, is_zero_pad
+from pipeline.placement.patterns import copies_values, fused_source, is_zero_pad
 from pipeline.placement.rule import Rule, Stage
 
 if TYPE_CHECKING:
@@ -29,10 +29,10 @@ def _resize(draft: Draft, node: ir.Node) -> None:
     value, output = node.inputs[0], node.outputs[0]
     if value is None or not draft.has_pair(output) or not draft.can_demand(node, 0):
         return
-    if not draft.has_pair(value) and (not is_nearest(node) or fused_source(draft, value, *CONVOLUTIONS) is None):
+    if not draft.has_pair(value) and (not copies_values(node) or fused_source(draft, value, *CONVOLUTIONS) is None):
         return
     draft.demand(node, 0)
-    if is_nearest(node):
+    if copies_values(node):
         draft.derive(output, value)
         draft.decide(node, True, f"copies the INT8 form of {value.name}; its output has the same scale")
     else:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pipeline.placement.ops import CONVOLUTIONS
 from pipeline.placement.rule import Rule, Stage
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
     from pipeline.placement.draft import Draft
+    from pipeline.placement.graph import GraphView
 
-__all__ = ["RULES"]
+__all__ = ["RULES", "why_float"]
 
 
 def _weighted(draft: Draft, node: ir.Node, axis: int | None, where: str) -> None:
@@ -59,6 +61,24 @@ def _product_of_activations(draft: Draft, node: ir.Node) -> None:
         draft.demand(node, 0)
         draft.demand(node, 1)
         draft.decide(node, True, "both operands are activations, both INT8")
+
+
+_RULE_OF = {"Conv": "conv", "ConvTranspose": "conv-transpose", "Gemm": "gemm", "MatMul": "matmul"}
+
+
+def why_float(graph: GraphView, node: ir.Node) -> str:
+    """Why a convolution or product is not INT8 that no rule leaves float: its operands, else a rule switched off."""
+    data, weights = node.inputs[:2]
+    constant = graph.is_constant(weights)
+    for what, value in (("data input", data), ("weights" if constant else "right operand", weights)):
+        if value is not None and value.dtype is not None and not graph.is_float(value):
+            return f"its {what} {value.name} is {value.dtype.name.lower()}: only float32 tensors are quantised"
+    if graph.is_constant(data):
+        return f"its data input {data.name} is a constant"  # type: ignore[union-attr]
+    if not constant and graph.op(node) in CONVOLUTIONS:
+        return f"its weights {weights.name} are computed, not constant"  # type: ignore[union-attr]
+    rule = _RULE_OF[graph.op(node)] if constant else "matmul-activations"
+    return f"its rule {rule} is switched off"
 
 
 RULES = (
