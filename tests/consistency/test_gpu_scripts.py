@@ -123,6 +123,7 @@ def test_on_device_reports_every_quantised_tensor(
         recorded = {name: archive[name] for name in archive.files}
     z = recorded["int8/z"] = on_grid(float(Y_SCALE), recorded["int8/z"].size).reshape(recorded["int8/z"].shape)
     np.savez(artifact / SAMPLES, **recorded)
+    Artifact.open(artifact).updated(files=(SAMPLES,))
 
     def run(engine: FakeEngine, _: Any) -> dict[str, Any]:
         return {"z": z, "x_dq": on_grid(engine.x_scale)}
