@@ -76,12 +76,14 @@ def _load(artifact: Path) -> tuple[PlacementPlan, dict[str, Any], FloatTypes]:
         import tempfile
 
         from pipeline.config import PlacementConfig
+        from pipeline.export.widen import widen
         from pipeline.onnxfile import check_file, load_model, save_model
         from pipeline.placement.planner import make_plan
         from pipeline.prepare import rewrite
 
         model = load_model(artifact)  # which says better what is no model at all
         check_file(artifact)
+        widen(model)  # as the export stage does with what computes in float16
         rewrite(model)  # its Pads, BatchNorms and computed constants are not what a build plans for
         with tempfile.TemporaryDirectory() as folder:
             return make_plan(save_model(model, Path(folder)), PlacementConfig()), {}, FloatTypes()

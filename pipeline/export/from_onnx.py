@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.core.errors import CheckFailed, InputError, QuantizeError
+from pipeline.core.errors import InputError
 from pipeline.core.files import copy_file, sha256_file, sha256_json
-from pipeline.equivalence import difference, example_shapes, random_feeds, run_model
+from pipeline.export.check import check_converted, check_widened
 from pipeline.export.opset import LOWEST, MAX_IR_VERSION, PORTABLE, CannotConvert, convert, lower_ir_version
 from pipeline.export.result import ExportResult
+from pipeline.export.widen import widen
 from pipeline.onnxfile import MODEL, check_file, external_files, load_model, save_model
 from pipeline.onnxgraph import all_graphs, infer_shapes, opset_of, tensor_specs
 from pipeline.prepare.names import name_nodes
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["export_onnx_file", "make_portable"]
 
-_TOLERANCE = 1e-4
 _MOST_REASONS = 5
 _FREE_WEIGHTS_IR_VERSION = 4
 """Before it, every weight had to be an input as well."""
@@ -43,7 +43,13 @@ def export_onnx_file(
     warnings: list[str] = []
     version, ir_version = opset_of(model), model.ir_version
     notes += [f"{path.name}: {change}" for change in _mend(model)]
+    inputs = tensor_specs(model.graph.inputs)
+    widened = widen(model)
+    if widened is not None:
+        notes.append(f"{path.name}: {widened.note}")
     model = make_portable(model, opset, name=path.name, notes=notes, warnings=warnings)
+    if widened is not None:
+        warnings.append(f"{path.name} {widened.advice}")
     if notes or external:
         # External weights are copied, not linked: onnx and onnx_ir refuse to read them through links.
         written = save_model(model, folder)
@@ -54,32 +60,10 @@ def export_onnx_file(
     specs = tensor_specs(model.graph.inputs), tensor_specs(model.graph.outputs)
     result_opset = opset_of(model)
     del model
-    if result_opset != version or ir_version > MAX_IR_VERSION:
-        shapes = example_shapes(specs[0], profiles)
-        compared = False
-        for number, shape in enumerate(shapes):
-            try:
-                feeds = [random_feeds(specs[0], shape, seed=number)]
-                expected = run_model(path, feeds)[0]
-            except QuantizeError as error:
-                warnings.append(f"the conversion was not compared with the original: {error.message}")
-                break
-            except Exception:  # onnxruntime refuses these shapes with one of several types: try the next
-                continue
-            compared = True
-            worst = difference(expected, run_model(written, feeds)[0])
-            if worst.error > _TOLERANCE:
-                raise CheckFailed(
-                    f"{path} converted from opset {version} to {result_opset} computes something else: "
-                    f"{worst.describe()}, the limit is {_TOLERANCE:g}",
-                    remedy=f"export the model with opset {PORTABLE} from its framework",
-                    figures={"output": worst.output, "relative_error": worst.figure, "tolerance": _TOLERANCE},
-                )
-            break
-        if not compared and not warnings:
-            warnings.append(
-                "the conversion was not compared with the original: no input shape was found that the model takes"
-            )
+    if widened is not None:
+        warnings += check_widened(path, written, (inputs, specs[0]), profiles, dtype=widened.dtype)
+    elif result_opset != version or ir_version > MAX_IR_VERSION:
+        warnings += check_converted(path, written, specs[0], profiles, opsets=(version, result_opset))
     for note in notes:
         progress.note(note)
     for warning in warnings:

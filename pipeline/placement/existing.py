@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pipeline.core.errors import InputError
+from pipeline.onnxgraph import all_graphs
 from pipeline.placement.given import RULE
 from pipeline.placement.given_advice import advice, given_state
 from pipeline.placement.given_repair import is_integer_operator, repair_given
@@ -24,13 +25,17 @@ if TYPE_CHECKING:
 
     from pipeline.config import PlacementConfig
 
-__all__ = ["has_quantizers", "plan_existing", "repair"]
+__all__ = ["has_quantizers", "is_quantizer", "plan_existing", "repair"]
 
 
 def has_quantizers(graph: GraphView) -> bool:
-    """True for a graph that another tool, or training, has quantised."""
-    ops = {graph.op(node) for node in graph.nodes}
-    return any(op in (*QUANTIZERS, *CONTRIB) or is_integer_operator(op) for op in ops)
+    """True for a graph that another tool, or training, has quantised, be it in a control-flow body alone."""
+    return any(is_quantizer(graph.op(node)) for each in all_graphs(graph.model) for node in each)
+
+
+def is_quantizer(op: str) -> bool:
+    """True for operators of a quantised graph alone (``op``: as GraphView.op gives it)."""
+    return op in (*QUANTIZERS, *CONTRIB) or is_integer_operator(op)
 
 
 def plan_existing(graph: GraphView, config: PlacementConfig) -> PlacementPlan:
