@@ -82,11 +82,11 @@ def cone(graph: GraphView, value: ir.Value) -> Cone:
 def fused_source(draft: Draft, value: ir.Value, *ops: str) -> ir.Node | None:
     """The INT8 node (of the operators ``ops``, if given) whose kernel can write ``value``, through fused operators.
 
-    With a residual Add in between, either side counts.
+    With a residual Add in between either side counts, first the one that is not handed over as INT8.
     """
     graph = draft.graph
     found = cone(graph, value)
-    for leaf in found.leaves:
+    for leaf in sorted(found.leaves, key=draft.has_pair):
         node = graph.producer(leaf, *ops)
         if draft.is_weighted(node) and found.closed(graph, leaf):
             return node

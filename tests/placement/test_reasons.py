@@ -166,6 +166,18 @@ def test_what_reads_a_float_skip_is_not_written_as_int8(tmp_path: Path) -> None:
     assert reason(plan, "out").startswith("runs in the kernel of inner, which reads relu in float as well")
 
 
+def test_a_projection_that_takes_the_add_is_the_kernel(tmp_path: Path) -> None:
+    """The first block of a ResNet-50: the projection writes more than it reads, so the other side is the skip."""
+    net = Tiny()
+    x = net.input("x", "n", 16, 8, 8)
+    net.conv(net.op("Relu", [net.conv(x, "conv1", 16, 32)], "relu1"), "conv2", 32, 32)
+    net.conv(x, "projection", 16, 32, 1)
+    net.conv(net.op("Relu", [net.op("Add", ["conv2", "projection"], "add")], "out"), "y", 32, 32)
+    plan = net.plan(tmp_path, "y")
+    assert pairs(plan)["conv2"] == {("add", 0)}
+    assert reason(plan, "out") == "runs in the kernel of projection, before its result is rounded to INT8"
+
+
 def test_why_an_add_is_no_residual(tmp_path: Path) -> None:
     net = Tiny()
     x = net.input("x", "n", 16, 8, 8)
