@@ -178,6 +178,18 @@ def test_a_projection_that_takes_the_add_is_the_kernel(tmp_path: Path) -> None:
     assert reason(plan, "out") == "runs in the kernel of projection, before its result is rounded to INT8"
 
 
+def test_a_result_that_others_read_too_is_written_before_the_activation(tmp_path: Path) -> None:
+    net = Tiny()
+    x = net.conv(net.input("x", "n", 16, 8, 8), "conv", 16, 16)
+    net.conv(net.op("Relu", [x], "relu"), "y", 16, 16)
+    net.conv(x, "z", 16, 16)
+    plan = net.plan(tmp_path, "y", "z")
+    assert decision(plan, "relu") == (False, "element-wise")
+    assert reason(plan, "relu") == (
+        "element by element on float values: the kernel of conv has to write conv for its other readers"
+    )
+
+
 def test_why_an_add_is_no_residual(tmp_path: Path) -> None:
     net = Tiny()
     x = net.input("x", "n", 16, 8, 8)

@@ -126,6 +126,17 @@ def _pooling(draft: Draft, node: ir.Node) -> None:
 
 
 def _element_wise(draft: Draft, node: ir.Node) -> None:
+    graph = draft.graph
+    for leaf in cone(graph, node.outputs[0]).leaves:
+        source = graph.producer(leaf)
+        if source is not None and draft.is_weighted(source):
+            draft.decide(
+                node,
+                False,
+                f"element by element on float values: the kernel of {source.name} has to write {leaf.name} for its "
+                "other readers",
+            )
+            return
     draft.decide(node, False, "element by element on float values, no INT8 kernel before it to run in")
 
 
