@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipeline.core.ort import make_session
+from pipeline.core.ort import make_session, read_graph
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -158,15 +158,22 @@ def run_model(
 ) -> list[dict[str, Array]]:
     """Outputs of ``model`` and the tensors ``capture`` by name for each of ``feeds``.
 
-    The session is gone when this returns.
+    A graph with Q/DQ nodes runs without onnxruntime's optimisations: they differ with what of it is a constant, round
+    differently, and a Q/DQ pair makes a whole step of the last place. The session is gone when this returns.
 
     Raises:
         ToolError: onnxruntime refuses the model. Its own exceptions escape where it refuses the feeds.
     """
     import onnxruntime
 
-    session = make_session(model, capture=capture)
+    session = make_session(model, capture=capture, optimise=not _rounds_to_steps(model))
     options = onnxruntime.RunOptions()
     options.log_severity_level = 4  # what it would print is in its exception
     names = [output.name for output in session.get_outputs()]
     return [dict(zip(names, session.run(names, dict(feed), options), strict=True)) for feed in feeds]
+
+
+def _rounds_to_steps(model: Path) -> bool:
+    proto = read_graph(model)
+    bodies = (proto.graph.node, *(function.node for function in proto.functions))
+    return any(node.op_type == "QuantizeLinear" for nodes in bodies for node in nodes)

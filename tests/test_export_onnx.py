@@ -411,3 +411,24 @@ def test_equal_inputs_give_equal_bytes(tmp_path) -> None:
 def test_specs_of_strange_dimensions(tmp_path) -> None:
     path = write(tmp_path / "m.onnx", [helper.make_node("Relu", ["x"], ["y"])], inputs={"x": [-1, 0, "?", 4]})
     assert tensor_specs(load_model(path).graph.inputs)[0].shape == ("?", "?", "?", 4)
+
+
+def test_rounding_before_a_quantiser_is_no_other_model(tmp_path) -> None:
+    """Weights among the inputs (Brevitas) keep onnxruntime from fusing what it fuses in the mended file."""
+    weights = {name: RNG.uniform(0.5, 1.5, 4).astype(np.float32) for name in ("scale", "variance")}
+    weights |= {"w": RNG.uniform(0.5, 1.5, (4, 3, 3, 3)).astype(np.float32), "s": np.float32(0.1), "z": np.int8(0)}
+    weights |= {"far": np.float32(1000), "mean": 1000 * weights["w"].sum((1, 2, 3)), "shift": np.zeros(4, np.float32)}
+    nodes = [
+        helper.make_node("Add", ["x", "far"], ["a"]),  # BatchNormalization takes it away, and most digits with it
+        helper.make_node("Conv", ["a", "w"], ["c"]),
+        helper.make_node("BatchNormalization", ["c", "scale", "shift", "mean", "variance"], ["b"]),
+        helper.make_node("QuantizeLinear", ["b", "s", "z"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["y"]),
+    ]
+    path = write(tmp_path / "m.onnx", nodes, weights=weights, inputs={"x": [2, 3, 64, 64]}, ir_version=10)
+    model = onnx.load(path)
+    for tensor in model.graph.initializer:
+        model.graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    onnx.save(model, path)
+    found = run(str(path), inputs=(), profiles=(), opset=17, folder=tmp_path / "out")
+    assert any("weights are listed among the inputs" in note for note in found.notes)
