@@ -16,6 +16,7 @@ __all__ = [
     "all_graphs",
     "clear_meaningless_dimensions",
     "drop_unused_initializers",
+    "explicit_output_types",
     "infer_shapes",
     "lift_constants",
     "opset_of",
@@ -54,6 +55,44 @@ def drop_unused_initializers(model: ir.Model) -> None:
         for name, value in list(graph.initializers.items()):
             if not value.uses() and not value.is_graph_output() and not value.is_graph_input():
                 del graph.initializers[name]
+
+
+def explicit_output_types(model: ir.Model) -> list[ir.Node]:
+    """Give every QuantizeLinear with ``output_dtype`` (opset 21) a zero point of that type instead, in place.
+
+    The two say the same; opset 20 and before, and TensorRT, have the zero point only. Nodes whose scale has no static
+    shape stay as they are.
+
+    Returns:
+        The nodes that had no zero point.
+    """
+    import numpy as np
+    import onnx_ir as ir
+
+    changed = []
+    for graph in all_graphs(model):
+        taken = {value.name for node in graph for value in (*node.inputs, *node.outputs) if value is not None}
+        for node in graph:
+            attribute = node.attributes.get("output_dtype") if node.op_type == "QuantizeLinear" else None
+            scale = node.inputs[1] if len(node.inputs) > 1 else None
+            if attribute is None or not attribute.as_int() or scale is None:
+                continue
+            if len(node.inputs) < 3 or node.inputs[2] is None:
+                if scale.shape is None or not scale.shape.is_static():
+                    continue
+                name = f"{node.outputs[0].name}_zero_point"
+                while name in taken:
+                    name += "_0"
+                taken.add(name)
+                dtype = ir.DataType(attribute.as_int())
+                tensor = ir.tensor(np.zeros(scale.shape.numpy(), dtype.numpy()), dtype=dtype, name=name)
+                zero = ir.Value(name=name, shape=ir.Shape(scale.shape), type=ir.TensorType(dtype), const_value=tensor)
+                graph.register_initializer(zero)
+                node.resize_inputs(3)
+                node.replace_input_with(2, zero)
+                changed.append(node)
+            del node.attributes["output_dtype"]
+    return changed
 
 
 def infer_shapes(model: ir.Model) -> None:

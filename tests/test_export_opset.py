@@ -223,8 +223,13 @@ def test_quantize_and_dequantize(tmp_path) -> None:
         helper.make_node("DequantizeLinear", ["q", "s", "z"], ["y"], block_size=0),
     ]
     _same(tmp_path, nodes, 21, weights)
-    nodes[0] = helper.make_node("QuantizeLinear", ["x", "s"], ["q"], output_dtype=TensorProto.INT8, name="q")
-    assert "QuantizeLinear 'q': the attribute output_dtype=3 has no equal" in _refused(tmp_path, nodes, 21, weights)
+    for dtype in (TensorProto.INT8, TensorProto.UINT8):  # becomes a zero point
+        nodes[0] = helper.make_node("QuantizeLinear", ["x", "s"], ["q"], output_dtype=dtype, name="q")
+        nodes[1] = helper.make_node("DequantizeLinear", ["q", "s"], ["y"])
+        _same(tmp_path, nodes, 21, weights)
+    nodes[0] = helper.make_node("QuantizeLinear", ["x", "s"], ["q"], output_dtype=TensorProto.INT16, name="q")
+    text = _refused(tmp_path, nodes, 21, weights)
+    assert "QuantizeLinear 'q': the older opset does not allow tensor(int16) for 'y_zero_point'" in text
 
 
 def test_every_node_without_an_equal_is_named(tmp_path) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from pipeline.export.decompose import DECOMPOSED, decompose
-from pipeline.onnxgraph import all_graphs, lift_constants, opset_of
+from pipeline.onnxgraph import all_graphs, explicit_output_types, lift_constants, opset_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -51,6 +51,7 @@ def downgrade(model: ir.Model, target: int) -> None:
 
     version = opset_of(model)
     lift_constants(model)
+    explicit_output_types(model)
     reasons = []
     for graph in all_graphs(model):
         for node in list(graph):

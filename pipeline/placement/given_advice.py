@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pipeline.onnxgraph import all_graphs
 from pipeline.placement.given_edit import axis_of, listed
-from pipeline.placement.ops import CONVOLUTIONS, INCLUDABLE, UNARY, WEIGHTED
+from pipeline.placement.ops import CONVOLUTIONS, INCLUDABLE, QUANTIZERS, UNARY, WEIGHTED
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["advice", "given_state"]
 
 _BEHIND_CONVOLUTION = ("BatchNormalization",)
+_KEEPING = tuple(op for op in INCLUDABLE if op not in (*WEIGHTED, "Add", "Mul", "AveragePool", "GlobalAveragePool"))
+"""Of these the output has the type of the input, also for integers."""
 _FUSED = tuple(op for op in UNARY if op != "Dropout")
 
 
@@ -26,6 +29,11 @@ def given_state(graph: GraphView, node: ir.Node) -> tuple[bool, str]:
     """Does ``node`` compute on INT8 in TensorRT, and why."""
     op = graph.op(node)
     dequantised = [index for index, value in enumerate(node.inputs) if _pair(graph, value) is not None]
+    if not dequantised and (between := _integers(graph, node)) is not None:
+        reads = f"reads the INT8 tensor of QuantizeLinear {between.name!r} itself"
+        if op in INCLUDABLE and op not in WEIGHTED:
+            return True, f"{reads}, between the nodes of a pair"
+        return False, f"{reads}; TensorRT has no INT8 form of {op}"
     if not dequantised:
         return False, "no input is quantised in the model"
     shown = ", ".join(f"{index}{_scale(graph, node.inputs[index])}" for index in dequantised)
@@ -38,6 +46,21 @@ def given_state(graph: GraphView, node: ir.Node) -> tuple[bool, str]:
     elif op not in INCLUDABLE:
         return False, f"input {shown} is rounded by pairs that came with the model; TensorRT has no INT8 form of {op}"
     return True, f"input {shown} quantised by pairs that came with the model"
+
+
+def _integers(graph: GraphView, node: ir.Node) -> ir.Node | None:
+    """The QuantizeLinear whose integers ``node`` reads, as they are or moved."""
+    pending, seen = [value for value in node.inputs if value is not None], set()
+    while pending:
+        producer = graph.producer(pending.pop())
+        if producer is None or producer in seen:
+            continue
+        seen.add(producer)
+        if graph.op(producer) == "QuantizeLinear":
+            return producer
+        if graph.op(producer) in _KEEPING:
+            pending += [value for value in producer.inputs if value is not None]
+    return None
 
 
 def _scale(graph: GraphView, value: ir.Value | None) -> str:
@@ -74,7 +97,7 @@ def _output_axis(graph: GraphView, node: ir.Node, index: int, rank: int) -> int:
 
 def advice(graph: GraphView) -> tuple[str, ...]:
     """One sentence for each kind of obstacle, in a graph that has been repaired."""
-    found = (_half_pairs, _unquantised, _wrong, _skips, _between, _several_scales)
+    found = (_bodies, _half_pairs, _unquantised, _wrong, _skips, _between, _several_scales)
     return tuple(text for check in found if (text := check(graph)) is not None)
 
 
@@ -84,6 +107,13 @@ def _told(names: list[str], text: str) -> str | None:
 
 def _weighted(graph: GraphView) -> list[ir.Node]:
     return [node for node in graph.nodes if graph.op(node) in WEIGHTED]
+
+
+def _bodies(graph: GraphView) -> str | None:
+    bodies = list(all_graphs(graph.model))[1:]
+    names = [node.name or node.op_type for body in bodies for node in body if graph.op(node) in QUANTIZERS]
+    text = "Q/DQ nodes in the body of an If, Loop or Scan are left as they are, neither checked nor repaired"
+    return _told(names, text)
 
 
 def _half_pairs(graph: GraphView) -> str | None:

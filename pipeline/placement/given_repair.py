@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipeline.core.errors import InputError
+from pipeline.onnxgraph import all_graphs
 from pipeline.placement.given_edit import SHOWN, Edit, along, axis_of, listed
 from pipeline.placement.given_rewrites import rewrite_given
+from pipeline.placement.given_tables import constant_behind
 from pipeline.placement.ops import WEIGHTED
 
 if TYPE_CHECKING:
@@ -69,7 +71,8 @@ def repair_given(model: ir.Model) -> tuple[str, ...]:
 
 
 def _refuse_integer_operators(edit: Edit) -> None:
-    found = [node for node in edit.graph.nodes if is_integer_operator(edit.graph.op(node))]
+    nodes = (node for graph in all_graphs(edit.graph.model) for node in graph)
+    found = [node for node in nodes if is_integer_operator(edit.graph.op(node))]
     if not found:
         return
     ops = list(dict.fromkeys(edit.graph.op(node) for node in found))
@@ -130,8 +133,12 @@ class _Checks:
             pairs.append((follower, behind))
         zeros = [int(zero) for _, parameters in pairs for zero in parameters.zero.reshape(-1)]
         if found.zero.dtype == np.uint8:
-            if len(followers) != len(readers):
+            if len(followers) != len(readers) or self.graph.read_inside(node.outputs[0]):
                 self.problem(node, "writes uint8 that other operators than DequantizeLinear read")
+                return
+            if node.outputs[0].is_graph_output():
+                self.problem(node, f"writes the model's output {node.outputs[0].name!r} as uint8; in int8 its numbers "
+                             "would be others (leave it out of the outputs)")  # fmt: skip
                 return
             wrong = [zero for zero in zeros if zero != _MIDDLE]
             if wrong:
@@ -185,6 +192,10 @@ class _Checks:
         dtype = node.inputs[0].dtype if node.inputs[0] is not None else None
         if dtype is None or dtype.name != "INT8":
             self.problem(node, f"dequantises {'an unknown type' if dtype is None else dtype.name.lower()}, not int8")
+            return
+        if constant_behind(self.graph, node.inputs[0]) is not None:
+            self.problem(node, "reads what is looked up in int8 constants and cannot come in front of that: TensorRT "
+                         "takes quantised constants there only")  # fmt: skip
             return
         found = self.parameters(node, np.dtype(np.int8))
         if found is not None and found.zero.any():

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pipeline.onnxgraph import explicit_output_types
 from pipeline.placement.given_edit import along, axis_of
+from pipeline.placement.given_tables import dequantise_tables
 from pipeline.placement.ops import QUANTIZERS
 
 if TYPE_CHECKING:
@@ -25,7 +27,8 @@ CONTRIB = tuple(f"com.microsoft::{op}" for op in QUANTIZERS)
 
 def rewrite_given(edit: Edit) -> None:
     """Apply every rewrite to the model under repair."""
-    for rewrite in (_standard_domain, _merge_equal, _clip_before, _transpose_constants):
+    standard = (_standard_domain, _zero_points, _merge_equal)
+    for rewrite in (*standard, dequantise_tables, _clip_before, _transpose_constants):
         rewrite(edit)
         edit.refresh()
 
@@ -35,6 +38,11 @@ def _standard_domain(edit: Edit) -> None:
         if edit.graph.op(node) in CONTRIB:
             node.domain = ""
             edit.note("QuantizeLinear and DequantizeLinear of com.microsoft became ONNX's own (the same steps)", node)
+
+
+def _zero_points(edit: Edit) -> None:
+    for node in explicit_output_types(edit.graph.model):
+        edit.note("the type in the attribute output_dtype was written as a zero point of 0 (the same steps)", node)
 
 
 def _merge_equal(edit: Edit) -> None:

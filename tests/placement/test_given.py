@@ -273,3 +273,99 @@ def test_gemm_takes_the_axis_of_its_outputs(tmp_path: Path, trans: int, axis: in
     path = net.save(tmp_path, "y")
     assert make_plan(path, PlacementConfig()).quantized_nodes == ("y",)
     assert make_session(path, optimise=False).run(None, {"x": np.zeros((1, 16), np.float32)})[0].shape == (1, 16)
+
+
+# --- integers outside of a plain pair
+
+
+def test_type_in_output_dtype(tmp_path: Path) -> None:
+    """Opset 21: the type of a QuantizeLinear without zero point, also of constants."""
+    net, x = start()
+    net.weights("w", 16, 16, 3, 3)
+    operands = []
+    for name, attributes in ((x, {}), ("w", {"axis": 0})):
+        scale = net.constant(f"{name}.s", np.full(16, 0.005) if attributes else 0.03)
+        q = net.op("QuantizeLinear", [name, scale], f"{name}.q", output_dtype=onnx.TensorProto.INT8, **attributes)
+        operands.append(net.op("DequantizeLinear", [q, scale], f"{name}.dq", **attributes))
+    net.op("Conv", operands, "y", pads=[1] * 4)
+    path = net.save(tmp_path, "y", opset=21)
+    x_value = {"x": np.random.default_rng(5).standard_normal((2, 16, 8, 8)).astype(np.float32)}
+    model = load_graph(path)
+    notes = repair(model)
+    assert notes[0].startswith("the type in the attribute output_dtype was written as a zero point of 0")
+    runs = [make_session(each, optimise=False).run(None, x_value)[0] for each in (path, ir.to_proto(model))]
+    assert np.array_equal(*runs)
+    assert make_plan(path, PlacementConfig()).quantized_nodes == ("y",)
+
+
+def test_uint8_that_is_an_output_is_refused(tmp_path: Path) -> None:
+    net, x = start()
+    layer(net, net.pair(x, 0.02, np.uint8(128)), "y")
+    proto = net.model("y")
+    proto.graph.output.append(helper.make_tensor_value_info("x.q", onnx.TensorProto.UINT8, [2, 16, 8, 8]))
+    onnx.save(proto, tmp_path / "out.onnx")
+    with pytest.raises(InputError, match=r"writes the model's output 'x\.q' as uint8; in int8 its numbers would be"):
+        make_plan(tmp_path / "out.onnx", PlacementConfig())
+
+
+def table(form: str) -> Quantized:
+    """Rows of an int8 or uint8 table looked up, then dequantised: one scale, one per column, or one per row."""
+    net = Quantized()
+    ids = net.input("ids", *((5,) if form == "row" else (2, 5)), dtype=onnx.TensorProto.INT64)
+    uint8 = form == "uint8"
+    net.constant("t", net.random.integers(1, 255, (20, 8)) - (0 if uint8 else 128), np.uint8 if uint8 else np.int8)
+    size = {"row": 20, "column": 8, "made": 5}.get(form)
+    scale = net.constant("s", 0.01 if size is None else net.random.uniform(0.01, 0.02, size))
+    zero = net.constant("z", 128 if uint8 else 0 if size is None else np.zeros(size), np.uint8 if uint8 else np.int8)
+    if form == "row":
+        scale, zero = (net.op("Gather", [name, ids], f"{name}.row") for name in (scale, zero))
+    axis = {"row": {"axis": 0}, "column": {"axis": -1}, "made": {"axis": 1}}.get(form, {})
+    net.op("DequantizeLinear", [net.op("Gather", ["t", ids], "g"), scale, zero], "y", **axis)
+    return net
+
+
+@pytest.mark.parametrize("form", ["int8", "uint8", "column", "row"])
+def test_a_table_is_dequantised_before_the_look_up(tmp_path: Path, form: str) -> None:
+    path = table(form).save(tmp_path, "y")
+    model = load_graph(path)
+    notes = repair(model)
+    assert notes[0].startswith("a DequantizeLinear behind a look-up in constants came in front of it")
+    proto = ir.to_proto(model)
+    onnx.checker.check_model(proto, full_check=True)
+    assert proto.graph.node[-1].op_type == "Gather"
+    ids = {"ids": np.arange(5) * 3 if form == "row" else np.arange(10).reshape(2, 5)}
+    runs = [make_session(each, optimise=False).run(["y"], ids)[0] for each in (path, proto)]
+    assert np.array_equal(*runs)
+
+
+def test_a_table_with_scales_per_place_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="'y' of 'g' reads what is looked up in int8 constants and cannot come in"):
+        make_plan(table("made").save(tmp_path, "y"), PlacementConfig())
+
+
+def test_a_transpose_between_the_nodes_of_a_pair_is_int8(tmp_path: Path) -> None:
+    net = Quantized()
+    x, s, z = net.input("x", 2, 8, 8, 16), net.constant("s", 0.03), net.constant("z", 0, np.int8)
+    moved = net.op("Transpose", [net.op("QuantizeLinear", [x, s, z], "q")], "t", perm=[0, 3, 1, 2])
+    layer(net, net.op("DequantizeLinear", [moved, s, z], "dq"), "y")
+    plan = plan_of(net, tmp_path)
+    assert plan.quantized_nodes == ("t", "y")
+    assert plan.decisions[0].reason == "reads the INT8 tensor of QuantizeLinear 'q' itself, between the nodes of a pair"
+
+
+def test_pairs_in_a_body_alone_are_seen_and_left(tmp_path: Path) -> None:
+    net, x = start()
+    net.conv(x, "c", 16, 16)
+    inner = [net.constant("s", 0.05), net.constant("z", 0, np.int8)]
+    bodies = {}
+    for branch in ("then_branch", "else_branch"):
+        nodes = [
+            helper.make_node("QuantizeLinear", ["c", *inner], [f"{branch}.i"], f"{branch}.q"),
+            helper.make_node("DequantizeLinear", [f"{branch}.i", *inner], [f"{branch}.o"], f"{branch}.dq"),
+        ]
+        out = helper.make_tensor_value_info(f"{branch}.o", onnx.TensorProto.FLOAT, [2, 16, 8, 8])
+        bodies[branch] = helper.make_graph(nodes, branch, [], [out])
+    net.op("If", [net.input("cond", dtype=onnx.TensorProto.BOOL)], "y", **bodies)
+    plan = plan_of(net, tmp_path)
+    assert plan.prequantized
+    assert plan.notes[0].startswith("4 Q/DQ nodes in the body of an If, Loop or Scan are left as they are, neither")
