@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pipeline.core.errors import QuantizeError
 from pipeline.core.ort import make_session, read_graph
 
 if TYPE_CHECKING:
@@ -20,7 +21,16 @@ if TYPE_CHECKING:
     from pipeline.config import Profile
     from pipeline.records import TensorSpec
 
-__all__ = ["Difference", "difference", "differences", "example_shapes", "random_feeds", "rounding_noise", "run_model"]
+__all__ = [
+    "Difference",
+    "difference",
+    "differences",
+    "example_shapes",
+    "random_feeds",
+    "rounding_noise",
+    "run_model",
+    "run_on_random",
+]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _NOISE_TRIALS = 3
@@ -171,6 +181,23 @@ def run_model(
     options.log_severity_level = 4  # what it would print is in its exception
     names = [output.name for output in session.get_outputs()]
     return [dict(zip(names, session.run(names, dict(feed), options), strict=True)) for feed in feeds]
+
+
+def run_on_random(
+    model: Path, inputs: Sequence[TensorSpec], shapes: Sequence[Mapping[str, tuple[int, ...]]]
+) -> tuple[int, dict[str, Array]] | str:
+    """Outputs of ``model`` on random inputs of the first of ``shapes`` that it takes, and which that is; or why not.
+
+    The inputs are those of :func:`random_feeds` with the place in ``shapes`` as seed.
+    """
+    for number, shape in enumerate(shapes):
+        try:
+            return number, run_model(model, [random_feeds(inputs, shape, seed=number)])[0]
+        except QuantizeError as error:
+            return error.message
+        except Exception:  # onnxruntime refuses these shapes with one of several types: try the next
+            continue
+    return "no input shape was found that the model takes"
 
 
 def _rounds_to_steps(model: Path) -> bool:

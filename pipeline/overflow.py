@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import numpy as np
 
 from pipeline.core.errors import CheckFailed
-from pipeline.errors.capture import OrtReading
+from pipeline.errors.capture import read_fp32, read_int8
 from pipeline.magnitudes import add_magnitudes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from pipeline.data.batching import Batch
+    from pipeline.errors.capture import OrtReading
     from pipeline.errors.graphs import Graph
 
 __all__ = ["HalfWatch", "half_tensors"]
@@ -59,13 +60,13 @@ class HalfWatch:
 
     def readings(self, tensors: Sequence[str], fp32_only: Sequence[str] = ()) -> tuple[OrtReading, OrtReading]:
         """``tensors`` of the FP32 graph, with ``fp32_only``, and of the INT8 graph, with what :meth:`check` needs."""
-        proto = self._int8.proto
+        proto = None
         if self._tensors:
-            proto = type(proto)()
+            proto = type(self._int8.proto)()
             proto.CopyFrom(self._int8.proto)
             self._magnitudes = add_magnitudes(proto, self._tensors, finite=False)
-        int8 = _reading(proto, [*tensors, *self._magnitudes.values()], self._int8, _INT8)
-        return _reading(self._fp32.proto, [*tensors, *fp32_only], self._fp32, _FP32), int8
+        int8 = read_int8(self._int8, [*tensors, *self._magnitudes.values()], proto=proto)
+        return read_fp32(self._fp32, [*tensors, *fp32_only]), int8
 
     def check(self, batch: Batch, values: Mapping[str, Array]) -> None:
         """Look at ``values``, which the reading gave for ``batch``.
@@ -79,8 +80,8 @@ class HalfWatch:
             return
         origins = {name: _origin(name, self._int8, self._fp32) for name in doubtful}
         known = sorted({origin for origin in origins.values() if origin is not None})
-        halves = _reading(self._int8.proto, doubtful, self._int8, _INT8)(batch)
-        floats = _reading(self._fp32.proto, known, self._fp32, _FP32)(batch)
+        halves = read_int8(self._int8, doubtful)(batch)
+        floats = read_fp32(self._fp32, known)(batch)
         for name in doubtful:
             origin = origins[name]
             self._compare(name, halves[name], None if origin is None else floats[origin], batch.samples)
@@ -101,17 +102,11 @@ class HalfWatch:
         )
 
 
-_FP32: Final = "the FP32 graph"
-_INT8: Final = "the INT8 graph"
 _REMEDY: Final = (
     "calibrate on data that reach as far as this sample (what reaches far there stays float32), or leave "
     "--precision fp16 out; --exclude only keeps nodes from INT8"
 )
 _OUTPUT: Final = "keep this output float32: leave --fp16-io outputs (both) out"
-
-
-def _reading(proto: Any, tensors: Sequence[str], graph: Graph, label: str) -> OrtReading:
-    return OrtReading(proto, tensors, label=label, optimise=label == _FP32, external_data_dir=graph.folder)
 
 
 def _origin(name: str, int8: Graph, fp32: Graph) -> str | None:

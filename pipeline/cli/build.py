@@ -35,9 +35,6 @@ if TYPE_CHECKING:
     from pipeline.engine.records import BuildOptions
 
 
-_PLACEMENT = ("include", "exclude", "rules_off", "precision", "fp16_io")
-
-
 @click.command(cls=JsonCommand)
 @click.argument("model", required=False)
 @click.option(
@@ -234,9 +231,11 @@ def _typed_keys(flags: Mapping[str, Any]) -> frozenset[str]:
 
 def _merge(values: dict[str, Any], flags: dict[str, Any], origin: str) -> dict[str, Any]:
     """The file's values with the given flags laid over them."""
+    from pipeline.config import PlacementConfig
+
     merged = dict(values)
     given = {key: value for key, value in flags.items() if key != "config" and _is_given(value)}
-    placement = {key: given.pop(key) for key in _PLACEMENT if key in given}
+    placement = {key: given.pop(key) for key in PlacementConfig.model_fields if key in given}
     params = parameters_from(given)
     name = given.pop("calibrator", None)
     if isinstance(merged.get("calibrator"), str):

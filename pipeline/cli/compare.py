@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from pipeline.core.progress import Progress
     from pipeline.engine.records import BuildOptions
 
-_PLACEMENT = ("include", "exclude", "rules_off", "precision", "fp16_io")
-
 
 def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...] | None:
     return None if value is None else tuple(part.strip() for part in value.split(",") if part.strip())
@@ -128,13 +126,14 @@ def _effective(
 
 def _merged(values: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
     """The file's values with the given flags laid over them."""
+    from pipeline.config import PlacementConfig
     from pipeline.core.errors import InputError
 
     merged = dict(values)
     given = {key: value for key, value in flags.items() if key != "config" and value not in (None, ())}
     if isinstance(merged.get("calibrator"), str):
         merged["calibrator"] = {"name": merged["calibrator"]}
-    if placement := {key: given.pop(key) for key in _PLACEMENT if key in given}:
+    if placement := {key: given.pop(key) for key in PlacementConfig.model_fields if key in given}:
         merged["placement"] = {**(merged.get("placement") or {}), **placement}
     merged.update(given)
     for key, flag in (("model", "MODEL"), ("data", "--data"), ("out", "--out")):

@@ -33,6 +33,8 @@ __all__ = [
     "check_finite",
     "float_and_int8",
     "micro_batches",
+    "read_fp32",
+    "read_int8",
 ]
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
@@ -175,24 +177,27 @@ class CallableReading:
         return dict(self._function(batch.feeds))
 
 
+def read_fp32(graph: Graph, tensors: Sequence[str]) -> OrtReading:
+    """A reading of the FP32 graph, without Q/DQ nodes: see :func:`pipeline.errors.graphs.float_graph`."""
+    return OrtReading(graph.proto, tensors, label="the FP32 graph", optimise=True, external_data_dir=graph.folder)
+
+
+def read_int8(graph: Graph, tensors: Sequence[str], *, proto: Any = None) -> OrtReading:
+    """A reading of the INT8 graph, or of ``proto``, which is that graph with more nodes."""
+    return OrtReading(
+        graph.proto if proto is None else proto,
+        tensors,
+        label="the INT8 graph",
+        optimise=False,
+        external_data_dir=graph.folder,
+    )
+
+
 def float_and_int8(
     fp32: Graph, int8: Graph, tensors: Sequence[str], *, fp32_only: Sequence[str] = ()
 ) -> tuple[OrtReading, OrtReading]:
-    """Readings of ``tensors`` from the FP32 and from the INT8 graph, and of ``fp32_only`` from the FP32 one alone.
-
-    Args:
-        fp32: without Q/DQ nodes, see :func:`pipeline.errors.graphs.float_graph`.
-    """
-    reference = OrtReading(
-        fp32.proto,
-        [*tensors, *fp32_only],
-        label="the FP32 graph",
-        optimise=True,
-        external_data_dir=fp32.folder,
-    )
-    return reference, OrtReading(
-        int8.proto, tensors, label="the INT8 graph", optimise=False, external_data_dir=int8.folder
-    )
+    """Readings of ``tensors`` from the FP32 and from the INT8 graph, and of ``fp32_only`` from the FP32 one alone."""
+    return read_fp32(fp32, [*tensors, *fp32_only]), read_int8(int8, tensors)
 
 
 def micro_batches(batch: Batch, size: int | None) -> Iterator[Batch]:

@@ -24,10 +24,7 @@ _OUTPUTS = "outputs.npz"
 def run_original(
     model: Path, inputs: Sequence[TensorSpec], shapes: Sequence[dict[str, tuple[int, ...]]]
 ) -> tuple[int, dict[str, np.ndarray[Any, Any]]] | str:
-    """Outputs of ``model`` on random inputs of the first of ``shapes`` that it takes, and which that is; or why not.
-
-    The inputs are those of :func:`pipeline.equivalence.random_feeds` with the place in ``shapes`` as seed.
-    """
+    """:func:`pipeline.equivalence.run_on_random` in a process of its own."""
     import numpy as np
 
     events: list[dict[str, Any]] = []
@@ -46,24 +43,17 @@ def main(arguments: list[str]) -> None:
     """The child: ``arguments`` are the model, the task, the folder for the outputs and the pipe's descriptor."""
     import numpy as np
 
-    from pipeline.core.errors import QuantizeError
-    from pipeline.equivalence import random_feeds, run_model
+    from pipeline.equivalence import run_on_random
     from pipeline.records import TensorSpec
 
     die_with_parent()
     model, text, folder, descriptor = arguments
     reporter, task = Reporter(int(descriptor)), json.loads(text)
     inputs = [TensorSpec.model_validate(item) for item in task["inputs"]]
-    refused = "no input shape was found that the model takes"
-    for number, shapes in enumerate(task["shapes"]):
-        try:
-            outputs = run_model(Path(model), [random_feeds(inputs, shapes, seed=number)])[0]
-        except QuantizeError as error:
-            refused = error.message
-            break
-        except Exception:  # onnxruntime refuses these shapes with one of several types: try the next
-            continue
-        np.savez(Path(folder) / _OUTPUTS, **outputs)  # type: ignore[arg-type]
-        reporter.send("ran", number=number)
+    ran = run_on_random(Path(model), inputs, task["shapes"])
+    if isinstance(ran, str):
+        reporter.send("refused", refused=ran)
         return
-    reporter.send("refused", refused=refused)
+    number, outputs = ran
+    np.savez(Path(folder) / _OUTPUTS, **outputs)  # type: ignore[arg-type]
+    reporter.send("ran", number=number)
