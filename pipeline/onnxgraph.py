@@ -8,15 +8,18 @@ from typing import TYPE_CHECKING, Any
 from pipeline.records import TensorSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Container, Iterator, Sequence
 
+    import numpy as np
     import onnx_ir as ir
 
 __all__ = [
+    "add_initializer",
     "all_graphs",
     "clear_meaningless_dimensions",
     "drop_unused_initializers",
     "explicit_output_types",
+    "fresh_name",
     "infer_shapes",
     "lift_constants",
     "opset_of",
@@ -55,6 +58,27 @@ def drop_unused_initializers(model: ir.Model) -> None:
         for name, value in list(graph.initializers.items()):
             if not value.uses() and not value.is_graph_output() and not value.is_graph_input():
                 del graph.initializers[name]
+
+
+def fresh_name(name: str, taken: Container[str | None]) -> str:
+    """``name``, or ``name_1``, ``name_2`` ... where that is taken."""
+    result, number = name, 1
+    while result in taken:
+        result, number = f"{name}_{number}", number + 1
+    return result
+
+
+def add_initializer(
+    graph: ir.Graph, name: str, array: np.ndarray[Any, np.dtype[Any]], taken: Container[str | None]
+) -> ir.Value:
+    """A new initializer of ``graph`` under :func:`fresh_name`."""
+    import onnx_ir as ir
+
+    fresh = fresh_name(name, taken)
+    tensor = ir.tensor(array, name=fresh)
+    value = ir.Value(name=fresh, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
+    graph.register_initializer(value)
+    return value
 
 
 def explicit_output_types(model: ir.Model) -> list[ir.Node]:

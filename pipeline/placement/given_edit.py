@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pipeline.onnxgraph import add_initializer
 from pipeline.placement.graph import GraphView
 
 if TYPE_CHECKING:
@@ -37,15 +38,8 @@ class Edit:
 
     def constant(self, name: str, array: np.ndarray[Any, Any]) -> ir.Value:
         """A new initializer."""
-        import onnx_ir as ir
-
-        fresh, number = name, 1
-        while fresh in self.taken:
-            fresh, number = f"{name}_{number}", number + 1
-        self.taken.add(fresh)
-        tensor = ir.tensor(array, name=fresh)
-        value = ir.Value(name=fresh, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
-        self.graph.model.graph.register_initializer(value)
+        value = add_initializer(self.graph.model.graph, name, array, self.taken)
+        self.taken.add(value.name)
         return value
 
     def set_zero(self, node: ir.Node, scale: np.ndarray[Any, Any]) -> None:

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipeline.core.errors import InputError
+from pipeline.onnxgraph import add_initializer, drop_unused_initializers, fresh_name
 from pipeline.placement.graph import GraphView
 from pipeline.placement.half_reach import fits, nearly_fits, reaches
 from pipeline.placement.ops import LAYOUT, POINTWISE, QUANTIZERS
@@ -133,7 +134,6 @@ def write_half(model: Path, folder: Path, *, inputs: bool = False, outputs: bool
         InputError: nothing in it has an FP16 form worth its casts.
     """
     from pipeline.onnxfile import save_model
-    from pipeline.onnxgraph import drop_unused_initializers
     from pipeline.placement.graph import load_graph
 
     loaded = load_graph(model)
@@ -361,22 +361,14 @@ class _Half:
         return self.casted[key]
 
     def constant(self, value: ir.Value, array: np.ndarray[Any, Any]) -> ir.Value:
-        import onnx_ir as ir
-
         key = (value, "FLOAT16")
         if key not in self.casted:
-            name = self.fresh(f"{value.name}_fp16")
-            tensor = ir.tensor(array.astype(np.float16), name=name)
-            result = ir.Value(
-                name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor
-            )
-            self.target.register_initializer(result)
+            result = add_initializer(self.target, f"{value.name}_fp16", array.astype(np.float16), self.names)
+            self.names.add(result.name)
             self.casted[key] = result
         return self.casted[key]
 
     def fresh(self, name: str) -> str:
-        result, number = name, 1
-        while result in self.names:
-            result, number = f"{name}_{number}", number + 1
+        result = fresh_name(name, self.names)
         self.names.add(result)
         return result

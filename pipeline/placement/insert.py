@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from pipeline.core.errors import InputError
+from pipeline.onnxgraph import add_initializer, fresh_name
 from pipeline.placement.weights import dequantize_weights, quantize_weights
 
 if TYPE_CHECKING:
@@ -156,18 +157,12 @@ class _Writer:
         return ir.Node("", op, inputs, attributes, outputs=[result], name=self.fresh(f"{value.name}_{op}"))
 
     def constant(self, name: str, array: NDArray[Any]) -> ir.Value:
-        import onnx_ir as ir
-
-        fresh = self.fresh(name)
-        tensor = ir.tensor(array, name=fresh)
-        value = ir.Value(name=fresh, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
-        self.target.register_initializer(value)
+        value = add_initializer(self.target, name, array, self.names)
+        self.names.add(str(value.name))
         return value
 
     def fresh(self, name: str) -> str:
-        result, number = name, 1
-        while result in self.names:
-            result, number = f"{name}_{number}", number + 1
+        result = fresh_name(name, self.names)
         self.names.add(result)
         return result
 

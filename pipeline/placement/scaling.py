@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from pipeline.onnxgraph import add_initializer
 from pipeline.placement.ops import MATRIX_PRODUCTS
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Sequence
 
     import onnx_ir as ir
     from numpy.typing import NDArray
@@ -210,16 +211,8 @@ def _multiply(graph: GraphView, value: ir.Value, nodes: Sequence[ir.Node], by: N
 
 
 def _constant(graph: GraphView, name: str, array: NDArray[Any]) -> ir.Value:
-    import onnx_ir as ir
-
-    taken: Mapping[str, Any] = graph.model.graph.initializers
-    fresh, number = name, 1
-    while fresh in taken:
-        fresh, number = f"{name}_{number}", number + 1
-    tensor = ir.tensor(array, name=fresh)
-    value = ir.Value(name=fresh, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
-    graph.model.graph.register_initializer(value)
-    return value
+    target = graph.model.graph
+    return add_initializer(target, name, array, target.initializers)
 
 
 def _read_by(graph: GraphView, value: ir.Value, nodes: Collection[ir.Node]) -> bool:

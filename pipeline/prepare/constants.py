@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pipeline.onnxgraph import add_initializer
+
 if TYPE_CHECKING:
     import onnx_ir as ir
 
@@ -22,17 +24,8 @@ def constant(value: ir.Value | None) -> np.ndarray[Any, np.dtype[Any]] | None:
 
 def new_initializer(graph: ir.Graph, array: np.ndarray[Any, np.dtype[Any]], stem: str) -> ir.Value:
     """A new initializer named ``stem``, or ``stem_1``, ``stem_2`` ... where that is taken."""
-    import onnx_ir as ir
-
     taken = {value.name for value in graph.inputs} | {value.name for node in graph for value in node.outputs}
-    name, count = stem, 0
-    while name in graph.initializers or name in taken:
-        count += 1
-        name = f"{stem}_{count}"
-    value = ir.Value(name=name, const_value=ir.tensor(array, name=name), shape=ir.Shape(array.shape))
-    value.dtype = ir.DataType.from_numpy(array.dtype)
-    graph.register_initializer(value)
-    return value
+    return add_initializer(graph, stem, array, taken | set(graph.initializers))
 
 
 def replace_by_constant(graph: ir.Graph, node: ir.Node, array: np.ndarray[Any, np.dtype[Any]]) -> None:
